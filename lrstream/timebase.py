@@ -1,0 +1,63 @@
+"""Ticks, timescales and seconds: the only place where one becomes another.
+
+A *tick* is one unit of a track's media timescale (ISO/IEC 14496-12 `mdhd.timescale`, ticks per
+second). Seconds are float64 everywhere. Edit lists count their empty part in *movie* ticks
+(`mvhd.timescale`) and their media time in *media* ticks, so the two are kept apart by name.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["edit_offset_s", "presentation_times_s", "row_tolerance_s"]
+
+
+def edit_offset_s(
+    empty_movie_ticks: int, movie_timescale: int, media_time_ticks: int, media_timescale: int
+) -> float:
+    """Seconds that an edit list adds to composition times.
+
+    Args:
+        empty_movie_ticks: Sum of the leading empty edits, in movie ticks (a delay, >= 0).
+        movie_timescale: Movie ticks per second, > 0.
+        media_time_ticks: `media_time` of the one media edit, in media ticks (lead-in to hide, >= 0).
+        media_timescale: Media ticks per second, > 0.
+
+    Returns:
+        The offset in seconds; negative when lead-in is hidden.
+    """
+    return empty_movie_ticks / movie_timescale - media_time_ticks / media_timescale
+
+
+def presentation_times_s(
+    durations_ticks: NDArray[np.int64],
+    composition_offsets_ticks: NDArray[np.int64],
+    timescale: int,
+    offset_s: float,
+) -> NDArray[np.float64]:
+    """Presentation time of each sample in decode order (MP-2), float64 seconds, shape ``(n,)``.
+
+    ``(sum of earlier durations + composition offset) / timescale + offset_s``, in exactly this
+    order of operations: sidecars store the result, and the mapped index leaves it out where this
+    function gives the same bits again.
+    """
+    ticks = np.cumsum(durations_ticks, dtype=np.int64)
+    ticks -= durations_ticks
+    ticks += composition_offsets_ticks
+    seconds: NDArray[np.float64] = ticks / np.float64(timescale)
+    if offset_s != 0.0:
+        seconds += offset_s
+    return seconds
+
+
+def row_tolerance_s(
+    timestamps: NDArray[np.float32], tolerance_s: float
+) -> NDArray[np.float64]:
+    """Largest distance between a row's time and its picture's time, float64 seconds, shape ``(n,)``.
+
+    Tables store ``timestamp`` as float32, whose step is already 0.24 ms after an hour, more than
+    the usual tolerance. Half that step is added, so that a late frame of a long episode is not
+    refused for the rounding of its own row.
+    """
+    return tolerance_s + np.spacing(np.abs(timestamps)).astype(np.float64) / 2

@@ -1,0 +1,155 @@
+"""From settings to the plan of one worker: partition, shares of pool and budget, random stream.
+
+The loader, resume, inspectors and the epoch simulation all come through `plan_stream`, so that they
+cannot disagree about what a worker does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from lrstream.errors import UsageError
+from lrstream.streaming.partition import num_streams, partition_episodes, rank_share
+from lrstream.streaming.pool import AnchorPlan
+from lrstream.streaming.strategies import SamplingStrategy, check_strategy
+
+__all__ = [
+    "DEFAULT_BYTE_BUDGET_GB",
+    "DEFAULT_POOL_SIZE",
+    "DEFAULT_SEED",
+    "PlanSettings",
+    "StreamPlan",
+    "plan_stream",
+]
+
+DEFAULT_SEED = 42
+DEFAULT_POOL_SIZE = 32
+DEFAULT_BYTE_BUDGET_GB = 8
+
+Frames = Sequence[npt.NDArray[np.integer]]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSettings:
+    """Everything that decides the order of anchors, apart from the episodes themselves.
+
+    Attributes:
+        seed: In [0, 2**64); None = 42.
+        epoch: In [0, 2**64).
+        world_size: Ranks of the job.
+        num_workers: DataLoader workers of each rank; 0 = the training process itself.
+        strategy: How anchors are drawn from the pool.
+        episode_pool_size: Pool of each worker; None = 32 for the rank, shared by its busy workers.
+        byte_budget_bytes: Budget of each rank, shared by its busy workers; None = no limit.
+        stage: How often this epoch was re-planned for other numbers of ranks or workers (LD-15). Part of
+            the random stream, so that the rest of an epoch does not repeat the choices of its beginning.
+    """
+
+    seed: int | None = DEFAULT_SEED
+    epoch: int = 0
+    world_size: int = 1
+    num_workers: int = 0
+    strategy: SamplingStrategy = "remaining"
+    episode_pool_size: int | None = None
+    byte_budget_bytes: int | None = None
+    stage: int = 0
+
+    def __post_init__(self) -> None:
+        if self.seed is None:
+            object.__setattr__(self, "seed", DEFAULT_SEED)
+        for name, least in (("seed", 0), ("epoch", 0), ("world_size", 1), ("num_workers", 0), ("stage", 0)):
+            value = getattr(self, name)
+            if not least <= value < 2**64:
+                raise UsageError(f"{name} is {value}, expected an integer in [{least}, 2**64).")
+        for name in ("episode_pool_size", "byte_budget_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} is {value}, expected at least 1.")
+        check_strategy(self.strategy)
+
+    def pool_size_of(self, num_streams: int) -> int:
+        """Pool of each of `num_streams` busy workers of a rank; at least 1."""
+        if self.episode_pool_size is not None:
+            return self.episode_pool_size
+        return max(1, DEFAULT_POOL_SIZE // num_streams)
+
+    def budget_of(self, num_streams: int) -> int | None:
+        """Bytes of each of `num_streams` busy workers of a rank; None = no limit."""
+        return None if self.byte_budget_bytes is None else self.byte_budget_bytes // num_streams
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StreamPlan:
+    """The plan of one worker of one rank.
+
+    Attributes:
+        positions: int64[n], the worker's episodes as positions in the selection, ascending; the plan's
+            episode number i is `positions[i]`.
+        plan: Order of anchors, admissions and retirements.
+        num_streams: Busy workers of the rank, among whom pool and budget are shared.
+    """
+
+    positions: npt.NDArray[np.int64]
+    plan: AnchorPlan
+    num_streams: int
+
+
+def plan_stream(
+    lengths: npt.ArrayLike,
+    settings: PlanSettings,
+    *,
+    rank: int,
+    worker: int,
+    sizes: npt.ArrayLike | None = None,
+    frames: Frames | None = None,
+    episode_index: npt.ArrayLike | None = None,
+) -> StreamPlan:
+    """Plan one worker's epoch, or the rest of one.
+
+    Args:
+        lengths: int[n], frames of each selected episode.
+        settings: What decides the order.
+        rank: In [0, settings.world_size).
+        worker: In [0, max(1, settings.num_workers)).
+        sizes: int[n], exact bytes of each selected episode; needed with a byte budget.
+        frames: Anchors of each selected episode for the rest of an epoch (`state.remaining_after`), or
+            None for all frames. Balanced by these; then a rank may be left without any.
+        episode_index: int[n], names for error messages.
+
+    Raises:
+        UsageError: A rank has no episode (a full epoch only), or an argument is out of range.
+        ByteBudgetError: An episode of this worker is larger than the worker's budget.
+    """
+    counts = np.asarray(lengths, dtype=np.int64)
+    parts = max(1, settings.num_workers)
+    if not 0 <= rank < settings.world_size or not 0 <= worker < parts:
+        raise UsageError(
+            f"Rank {rank}, worker {worker} is outside of {settings.world_size} ranks with "
+            f"{settings.num_workers} workers each."
+        )
+    if frames is None:
+        share = rank_share(counts, rank, settings.world_size)
+        weights = counts
+    else:
+        weights = np.array([len(anchors) for anchors in frames], dtype=np.int64)
+        left = np.flatnonzero(weights)
+        share = left[partition_episodes(weights[left], settings.world_size)[rank]]
+    mine = share[partition_episodes(weights[share], parts)[worker]]
+    streams = num_streams(len(share), settings.num_workers)
+    names = np.arange(len(counts)) if episode_index is None else np.asarray(episode_index)
+    assert settings.seed is not None  # None became the default
+    plan = AnchorPlan(
+        counts[mine],
+        pool_size=settings.pool_size_of(streams),
+        strategy=settings.strategy,
+        seed_key=(settings.seed, settings.epoch, settings.stage, rank, worker),
+        sizes=None if sizes is None else np.asarray(sizes, dtype=np.int64)[mine],
+        budget_bytes=settings.budget_of(streams),
+        frames=None if frames is None else [frames[position] for position in mine.tolist()],
+        episode_index=names[mine],
+    )
+    return StreamPlan(mine, plan, streams)

@@ -1,0 +1,265 @@
+"""The order of anchors in one epoch of one stream, and when episodes enter and leave the pool.
+
+`AnchorPlan` is a pure function of its arguments: the loader, resume, the budget inspector and the epoch
+simulation all run the same plan (LD-2, LD-3, LD-5, LD-6, LD-10). Episodes are numbered by their place in
+the stream's share, 0 to n-1; which episodes of the dataset these are is known to the caller.
+
+Episodes are admitted in a random order, first in first out: the next one enters as soon as the pool has
+a place and, with a byte budget, room for its exact size. Nobody is skipped to fit a smaller one in, so
+the order is known in advance (prefetch follows it) and large episodes are not left over. Since sizes are
+exact before any payload is read, what is planned here can be carried out without waiting in a circle:
+an admission waits only for bytes of episodes that are exhausted already.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from lrstream.errors import LrstreamError, UsageError
+from lrstream.streaming.budget import oversized_episode_error
+from lrstream.streaming.keys import RandomKeys
+from lrstream.streaming.strategies import SamplingStrategy, check_strategy, make_strategy
+
+__all__ = ["AnchorPlan", "PlanBlock", "PlanTail", "episodes_per_batch", "peak_resident_bytes"]
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+# First word of a random stream, so that streams for different purposes never coincide.
+_ADMISSION_STREAM = 1
+_ANCHOR_STREAM = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanBlock:
+    """Consecutive anchors between two changes of the pool.
+
+    Attributes:
+        episode: int32[k >= 1], place of each anchor's episode in the share.
+        frame: int32[k], frame of each anchor in its episode.
+        admitted: Episodes that become resident before the first anchor, in order of admission.
+        retired: Episodes that have no anchor left after the last one of this block.
+    """
+
+    episode: Int32Array
+    frame: Int32Array
+    admitted: tuple[int, ...]
+    retired: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.episode)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanTail:
+    """A plan from some anchor on.
+
+    Attributes:
+        resident: Episodes in the pool when the first remaining anchor is drawn, in order of admission.
+        upcoming: int32, episodes still to be admitted after these, in order.
+        blocks: The remaining blocks; the first one lists all of `resident` as admitted, so that a
+            consumer needs no case of its own for a resumed epoch. To be iterated once.
+    """
+
+    resident: tuple[int, ...]
+    upcoming: Int32Array
+    blocks: Iterator[PlanBlock]
+
+
+class AnchorPlan:
+    """Plan of one epoch of one stream (one worker of one rank).
+
+    Args:
+        lengths: int[n], frames per episode of the share; may be empty.
+        pool_size: Most episodes resident at one time, at least 1.
+        strategy: One of `SAMPLING_STRATEGIES`.
+        seed_key: Integers in [0, 2**64) that name the stream: seed, epoch, rank, worker, ...
+        sizes: int[n], exact bytes of each episode, or None if unknown.
+        budget_bytes: Most bytes resident at one time, or None for no limit; needs `sizes`.
+        frames: For each episode the frames that are anchors (int, distinct, within the length), or None
+            for all frames. An episode without anchors is never admitted.
+        episode_index: int[n], the episodes' names in the dataset, for error messages.
+
+    Raises:
+        ByteBudgetError: An episode is larger than the whole budget.
+        UsageError: Any other argument cannot work.
+
+    Iterating gives the blocks from the start, as often as wanted. Immutable, safe to share.
+    """
+
+    def __init__(
+        self,
+        lengths: npt.ArrayLike,
+        *,
+        pool_size: int,
+        strategy: SamplingStrategy,
+        seed_key: Sequence[int],
+        sizes: npt.ArrayLike | None = None,
+        budget_bytes: int | None = None,
+        frames: Sequence[npt.NDArray[np.integer]] | None = None,
+        episode_index: Sequence[int] | Int64Array | None = None,
+    ) -> None:
+        counts = np.asarray(lengths, dtype=np.int64)
+        if pool_size < 1:
+            raise UsageError(f"The episode pool size is {pool_size}, expected at least 1.")
+        if budget_bytes is not None and sizes is None:
+            raise UsageError("A byte budget needs the byte size of every episode, but no sizes were given.")
+        if counts.ndim != 1 or (counts.size and int(counts.min()) < 0):
+            raise UsageError("Episode lengths must be one-dimensional and not negative.")
+        check_strategy(strategy)
+        self.pool_size = pool_size
+        self.strategy: SamplingStrategy = strategy
+        self.budget_bytes = budget_bytes
+        self._lengths = counts
+        self._sizes = None if sizes is None else np.asarray(sizes, dtype=np.int64)
+        self._seed_key = tuple(int(value) for value in seed_key)
+        self._names = np.arange(len(counts)) if episode_index is None else np.asarray(episode_index)
+        for name, number in (
+            ("sizes", len(counts) if self._sizes is None else len(self._sizes)),
+            ("frames", len(counts) if frames is None else len(frames)),
+            ("episode_index", len(self._names)),
+        ):
+            if number != len(counts):
+                raise UsageError(f"{name} describes {number} episodes, but there are {len(counts)} lengths.")
+        self._frames: list[Int32Array] | None = None
+        if frames is not None:
+            self._frames = [_checked_frames(f, n) for f, n in zip(frames, counts.tolist(), strict=True)]
+            counts = np.array([len(anchors) for anchors in self._frames], dtype=np.int64)
+        self.num_anchors = int(counts.sum())
+        order = RandomKeys(_ADMISSION_STREAM, *self._seed_key).permutation(len(counts))
+        self._order = order[counts[order] > 0].astype(np.int32)
+        self._order.flags.writeable = False
+        self._refuse_oversized()
+
+    def _refuse_oversized(self) -> None:
+        if self.budget_bytes is None or self._sizes is None:
+            return
+        too_large = np.flatnonzero(self._sizes[self._order] > self.budget_bytes)
+        if too_large.size:
+            sizes = self._sizes[self._order]
+            largest = int(self._order[np.argmax(sizes)])
+            raise oversized_episode_error(
+                int(self._names[largest]),
+                int(self._sizes[largest]),
+                self.budget_bytes,
+                num_oversized=int(too_large.size),
+            )
+
+    def admission_order(self) -> Int32Array:
+        """All episodes in the order in which they are admitted, int32, read-only."""
+        return self._order
+
+    def size_of(self, episode: int) -> int:
+        """Bytes of an episode; 0 where sizes were not given."""
+        return 0 if self._sizes is None else int(self._sizes[episode])
+
+    def __iter__(self) -> Iterator[PlanBlock]:
+        strategy = make_strategy(self.strategy, RandomKeys(_ANCHOR_STREAM, *self._seed_key))
+        waiting = deque(self._order.tolist())
+        resident: set[int] = set()
+        resident_bytes = 0
+        while True:
+            admitted = []
+            while waiting and self._has_room(len(resident), resident_bytes, waiting[0]):
+                episode = waiting.popleft()
+                strategy.admit(episode, self._anchors_of(episode))
+                resident.add(episode)
+                resident_bytes += self.size_of(episode)
+                admitted.append(episode)
+            if not resident:  # then nobody waits either: into an empty pool everybody fits
+                return
+            draw = strategy.draw()
+            for episode in draw.exhausted:
+                resident.remove(episode)
+                resident_bytes -= self.size_of(episode)
+            yield PlanBlock(draw.episode, draw.frame, tuple(admitted), draw.exhausted)
+
+    def _has_room(self, num_resident: int, resident_bytes: int, episode: int) -> bool:
+        if num_resident >= self.pool_size:
+            return False
+        return self.budget_bytes is None or resident_bytes + self.size_of(episode) <= self.budget_bytes
+
+    def _anchors_of(self, episode: int) -> Int32Array:
+        if self._frames is not None:
+            return self._frames[episode]
+        return np.arange(self._lengths[episode], dtype=np.int32)
+
+    def skip(self, num_anchors: int) -> PlanTail:
+        """The plan from anchor number `num_anchors` (zero-based) on, to resume an epoch.
+
+        The skipped part is replayed, at the speed of the planner.
+
+        Raises:
+            UsageError: The number is negative or larger than the plan.
+        """
+        if not 0 <= num_anchors <= self.num_anchors:
+            raise UsageError(f"Cannot skip {num_anchors} anchors of a plan of {self.num_anchors}.")
+        if num_anchors == self.num_anchors:
+            return PlanTail((), self._order[:0], iter(()))
+        blocks = iter(self)
+        resident: dict[int, None] = {}
+        num_admitted = 0
+        left = num_anchors
+        for block in blocks:
+            resident.update(dict.fromkeys(block.admitted))
+            num_admitted += len(block.admitted)
+            if left < len(block):
+                members = tuple(resident)
+                first = PlanBlock(block.episode[left:], block.frame[left:], members, block.retired)
+                return PlanTail(members, self._order[num_admitted:], chain((first,), blocks))
+            left -= len(block)
+            for episode in block.retired:
+                del resident[episode]
+        raise LrstreamError(f"The plan ended {left} anchors before its own count of {self.num_anchors}.")
+
+
+def _checked_frames(frames: npt.NDArray[np.integer], length: int) -> Int32Array:
+    """Anchors of one episode in ascending order; the plan must not depend on how a caller lists them."""
+    anchors = np.unique(frames).astype(np.int32)
+    if len(anchors) != len(frames) or (len(anchors) and not 0 <= anchors[0] <= anchors[-1] < length):
+        raise UsageError(f"Anchors must be distinct frames in [0, {length}), got {np.asarray(frames)!r}.")
+    return anchors
+
+
+def peak_resident_bytes(plan: AnchorPlan) -> int:
+    """Most bytes that the pool of a plan holds at one time."""
+    peak = resident_bytes = 0
+    for block in plan:
+        resident_bytes += sum(plan.size_of(episode) for episode in block.admitted)
+        peak = max(peak, resident_bytes)
+        resident_bytes -= sum(plan.size_of(episode) for episode in block.retired)
+    return peak
+
+
+def episodes_per_batch(plan: AnchorPlan, batch_size: int) -> Int64Array:
+    """How well a plan mixes: number of different episodes in each batch, int64[ceil(anchors / batch)].
+
+    The batches are those of this stream alone, as a DataLoader worker collates them; the last one may be
+    partial.
+    """
+    if batch_size < 1:
+        raise UsageError(f"batch_size is {batch_size}, expected at least 1.")
+    num_batches = -(-plan.num_anchors // batch_size)
+    different = np.zeros(num_batches, dtype=np.int64)
+    width = len(plan.admission_order()) and int(plan.admission_order().max()) + 1
+    previous = np.empty(0, dtype=np.int64)  # (batch, episode) pairs of the batch that the block before cut
+    done = 0
+    for block in plan:
+        batch = np.arange(done, done + len(block), dtype=np.int64) // batch_size
+        pairs = np.unique(batch * width + block.episode)
+        pairs = np.setdiff1d(pairs, previous, assume_unique=True)
+        if pairs.size:  # only the batches of this block, or the work would grow with the square
+            first = int(pairs[0]) // width
+            found = np.bincount(pairs // width - first)
+            different[first : first + len(found)] += found
+        done += len(block)
+        open_batch = done // batch_size
+        previous = np.concatenate([previous, pairs])
+        previous = previous[previous // width == open_batch]
+    return different

@@ -1,0 +1,133 @@
+"""One dataset root and everything stored under it.
+
+A store belongs to one dataset at one snapshot: metadata, tables and videos are all read through
+it (DS-6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from lrstream.errors import NotFoundError, UsageError
+from lrstream.storage.byte_source import ByteSource, TransferCounters
+from lrstream.storage.location import Location
+
+__all__ = ["DatasetStore", "FileInfo", "open_store", "require_files"]
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """What a store knows about a file without reading it.
+
+    Attributes:
+        size: Size in bytes, None where the store cannot tell.
+        fingerprint: Text that changes when the content does (SC-6), None where nothing is needed
+            because the location is pinned to a commit.
+    """
+
+    size: int | None
+    fingerprint: str | None
+
+
+@runtime_checkable
+class DatasetStore(Protocol):
+    """Reads of one dataset. Thread-safe, picklable; handles and clients belong to one process."""
+
+    location: Location
+    counters: TransferCounters
+    fingerprints_required: bool
+    """Whether content can change under the same path, so that an identity needs fingerprints."""
+    range_gap_bytes: int
+    """Two wanted ranges of a file that are closer than this are better read as one."""
+
+    def read_bytes(self, path: str) -> bytes:
+        """Whole content of a small file. Raises NotFoundError, AccessError, TransferError."""
+        ...
+
+    def exists(self, path: str) -> bool:
+        """Whether a file is there now (nothing is remembered from earlier listings)."""
+        ...
+
+    def list_files(self, prefix: str = "") -> dict[str, FileInfo]:
+        """All files at any depth under the directory ``prefix``, keyed by path relative to the root.
+
+        Sorted by path; empty when there is no such directory. Always a fresh listing.
+        """
+        ...
+
+    def file_info(self, paths: Iterable[str]) -> dict[str, FileInfo]:
+        """Sizes and fingerprints of ``paths``, in their order, from one listing where there is one.
+
+        Raises:
+            NotFoundError: If some are missing; the message and ``fields["paths"]`` name them.
+        """
+        ...
+
+    def open(self, path: str, size: int | None = None) -> ByteSource:
+        """Source of ranges of one file; nothing is opened before the first read.
+
+        Args:
+            path: Path relative to the root.
+            size: Size in bytes if known, which saves remote stores a request.
+        """
+        ...
+
+    def local_path(self, path: str) -> Path:
+        """Path of the file on this machine. Raises UsageError where the store has no local files."""
+        ...
+
+
+def require_files(wanted: Iterable[str], found: Mapping[str, FileInfo], root: str) -> dict[str, FileInfo]:
+    """The entries of ``found`` for all of ``wanted``, or one error that names everything missing."""
+    paths = list(wanted)
+    missing = [path for path in paths if path not in found]
+    if missing:
+        shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        raise NotFoundError(
+            f"{len(missing)} of {len(paths)} files do not exist under {root}: {shown}.",
+            hint="The dataset is incomplete, or its metadata name files that were moved.",
+            paths=tuple(missing),
+        )
+    return {path: found[path] for path in paths}
+
+
+def open_store(
+    location: Location,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    connections: int | None = None,
+    subranges: int = 1,
+) -> DatasetStore:
+    """The store of a location.
+
+    Args:
+        location: From `parse_location`.
+        storage_options: Arguments of the fsspec file system (credentials, endpoint); they travel
+            with the store to workers and appear nowhere else.
+        connections: Most HTTP connections of this process, None for a default; Hub only.
+        subranges: Parallel parts of one range read; Hub only.
+
+    Raises:
+        UsageError: If the kind of storage is not supported, or its client is not installed.
+        NotFoundError: If a local root does not exist.
+    """
+    if connections is not None and connections < 1:
+        raise UsageError(f"connections is {connections}, expected at least 1.")
+    if subranges < 1:
+        raise UsageError(f"subranges is {subranges}, expected at least 1.")
+    # Imported here: a local dataset needs neither fsspec's file systems nor an HTTP client.
+    if location.kind == "local":
+        from lrstream.storage.local import LocalStore
+
+        return LocalStore(location)
+    if location.kind == "fsspec":
+        from lrstream.storage.fsspec_store import FsspecStore
+
+        return FsspecStore(location, storage_options=storage_options)
+    raise UsageError(
+        f"{location.root}: this version reads local directories and fsspec URLs, not the Hub directly.",
+        hint="Download the dataset (hf download) and give its directory.",
+    )

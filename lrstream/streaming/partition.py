@@ -165,12 +165,13 @@ def rank_share(lengths: npt.ArrayLike, rank: int, world_size: int) -> Int64Array
     """Positions of the episodes that one rank owns, int64, ascending.
 
     Raises:
-        UsageError: The rank is not in [0, world_size), or there are fewer episodes than ranks.
+        UsageError: The rank is not in [0, world_size), or there are fewer episodes than ranks. (None at
+            all, an empty selection, is the same for every rank and gives empty shares.)
     """
     counts = _as_lengths(lengths)
     if world_size < 1 or not 0 <= rank < world_size:
         raise UsageError(f"Rank {rank} is outside of a world of {world_size} ranks.")
-    if len(counts) < world_size:
+    if 0 < len(counts) < world_size:
         raise UsageError(
             f"A rank has no data: {len(counts)} selected episodes cannot be shared by {world_size} ranks "
             f"(world size), because episodes are never split.",

@@ -6,14 +6,14 @@ cannot disagree about what a worker does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from lrstream.errors import UsageError
-from lrstream.streaming.partition import num_streams, partition_episodes, rank_share
+from lrstream.streaming.partition import num_streams, partition_episodes, partition_streams, rank_share
 from lrstream.streaming.pool import AnchorPlan
 from lrstream.streaming.strategies import SamplingStrategy, check_strategy
 
@@ -24,6 +24,7 @@ __all__ = [
     "PlanSettings",
     "StreamPlan",
     "plan_stream",
+    "plan_streams",
 ]
 
 DEFAULT_SEED = 42
@@ -70,6 +71,16 @@ class PlanSettings:
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value}, expected at least 1.")
         check_strategy(self.strategy)
+
+    @property
+    def num_parts(self) -> int:
+        """Shares of a rank: its workers, or 1 where the training process reads by itself."""
+        return max(1, self.num_workers)
+
+    @property
+    def seed_words(self) -> tuple[int, int, int]:
+        """What all random streams of this epoch have in common."""
+        return (DEFAULT_SEED if self.seed is None else self.seed, self.epoch, self.stage)
 
     def pool_size_of(self, num_streams: int) -> int:
         """Pool of each of `num_streams` busy workers of a rank; at least 1."""
@@ -124,32 +135,72 @@ def plan_stream(
         UsageError: A rank has no episode (a full epoch only), or an argument is out of range.
         ByteBudgetError: An episode of this worker is larger than the worker's budget.
     """
-    counts = np.asarray(lengths, dtype=np.int64)
-    parts = max(1, settings.num_workers)
-    if not 0 <= rank < settings.world_size or not 0 <= worker < parts:
+    if not 0 <= rank < settings.world_size or not 0 <= worker < settings.num_parts:
         raise UsageError(
             f"Rank {rank}, worker {worker} is outside of {settings.world_size} ranks with "
             f"{settings.num_workers} workers each."
         )
     if frames is None:
-        share = rank_share(counts, rank, settings.world_size)
-        weights = counts
+        weights = np.asarray(lengths, dtype=np.int64)
+        share = rank_share(weights, rank, settings.world_size)
     else:
         weights = np.array([len(anchors) for anchors in frames], dtype=np.int64)
         left = np.flatnonzero(weights)
         share = left[partition_episodes(weights[left], settings.world_size)[rank]]
-    mine = share[partition_episodes(weights[share], parts)[worker]]
-    streams = num_streams(len(share), settings.num_workers)
-    names = np.arange(len(counts)) if episode_index is None else np.asarray(episode_index)
-    assert settings.seed is not None  # None became the default
+    parts = partition_episodes(weights[share], settings.num_parts)
+    return _plan_share(
+        share[parts[worker]], len(share), lengths, settings, rank, worker, sizes, frames, episode_index
+    )
+
+
+def plan_streams(
+    lengths: npt.ArrayLike,
+    settings: PlanSettings,
+    *,
+    sizes: npt.ArrayLike | None = None,
+    frames: Frames | None = None,
+    episode_index: npt.ArrayLike | None = None,
+) -> Iterator[tuple[int, int, StreamPlan]]:
+    """`plan_stream` of every rank and worker, as (rank, worker, plan), partitioned only once."""
+    if frames is None:
+        rank_share(lengths, 0, settings.world_size)  # refuses ranks without an episode
+        weights = np.asarray(lengths, dtype=np.int64)
+    else:
+        weights = np.array([len(anchors) for anchors in frames], dtype=np.int64)
+    left = np.flatnonzero(weights)
+    for rank, shares in enumerate(
+        partition_streams(weights[left], settings.world_size, settings.num_workers)
+    ):
+        num_owned = sum(len(share) for share in shares)
+        for worker, share in enumerate(shares):
+            plan = _plan_share(
+                left[share], num_owned, lengths, settings, rank, worker, sizes, frames, episode_index
+            )
+            yield rank, worker, plan
+
+
+def _plan_share(
+    positions: npt.NDArray[np.int64],
+    num_owned: int,
+    lengths: npt.ArrayLike,
+    settings: PlanSettings,
+    rank: int,
+    worker: int,
+    sizes: npt.ArrayLike | None,
+    frames: Frames | None,
+    episode_index: npt.ArrayLike | None,
+) -> StreamPlan:
+    """Plan the episodes at `positions`, out of the `num_owned` ones of the rank."""
+    streams = num_streams(num_owned, settings.num_workers)
     plan = AnchorPlan(
-        counts[mine],
+        np.asarray(lengths, dtype=np.int64)[positions],
         pool_size=settings.pool_size_of(streams),
         strategy=settings.strategy,
-        seed_key=(settings.seed, settings.epoch, settings.stage, rank, worker),
-        sizes=None if sizes is None else np.asarray(sizes, dtype=np.int64)[mine],
+        seed_key=(*settings.seed_words, rank, worker),
+        sizes=None if sizes is None else np.asarray(sizes, dtype=np.int64)[positions],
         budget_bytes=settings.budget_of(streams),
-        frames=None if frames is None else [frames[position] for position in mine.tolist()],
-        episode_index=names[mine],
+        frames=None if frames is None else [frames[position] for position in positions.tolist()],
+        # Without names an error would count episodes within the share, which nobody knows.
+        episode_index=positions if episode_index is None else np.asarray(episode_index)[positions],
     )
-    return StreamPlan(mine, plan, streams)
+    return StreamPlan(positions, plan, streams)

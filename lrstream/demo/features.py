@@ -196,7 +196,10 @@ def episode_columns(spec: DemoSpec, episode: int, painters: dict[str, Painter]) 
     for number, camera in enumerate(spec.cameras):
         if camera.kind == "image":
             columns[camera.key] = [
-                {"bytes": _image_bytes(camera, number, episode, frame, painters), "path": f"frame-{frame:06d}"}
+                {
+                    "bytes": _image_bytes(camera, number, episode, frame, painters),
+                    "path": f"frame-{frame:06d}",
+                }
                 for frame in range(length)
             ]
     return columns
@@ -211,7 +214,7 @@ def _language_columns(episode: int, length: int) -> dict[str, Any]:
         "camera": None,
         "tool_calls": None,
     }
-    events = [
+    events: list[list[dict[str, Any]]] = [
         [
             {
                 "role": "user",

@@ -83,8 +83,9 @@ def depth_codes(camera: int, episode: int, frame: int, height: int, width: int) 
     this.
     """
     y, x = np.mgrid[:height, :width]
-    codes = (211 * camera + 97 * episode + 31 * frame + 5 * x + 11 * y) % (DEPTH_CODE_MAX + 1)
-    return codes.astype(np.uint16)
+    level = 211 * camera + 97 * episode + 31 * frame
+    codes: NDArray[np.uint16] = ((level + 5 * x + 11 * y) % (DEPTH_CODE_MAX + 1)).astype(np.uint16)
+    return codes
 
 
 def read_identities(pictures: ArrayLike | Any) -> NDArray[np.int64]:
@@ -117,7 +118,7 @@ def read_identities(pictures: ArrayLike | Any) -> NDArray[np.int64]:
     blocks = corner.reshape(*lead, 3, _ROWS, _BLOCK, _COLUMNS, _BLOCK)
     # The rim of a block takes some of its neighbours' light in lossy coding; only the inside counts.
     inside = blocks[..., 2:6, :, 2:6]
-    level = inside.mean(axis=(-6 + 1, -3, -1), dtype=np.float32)
+    level = inside.mean(axis=(-5, -3, -1), dtype=np.float32)
     bits = (level > 127.5).reshape(*lead, _BITS).astype(np.int64)
     numbers = bits @ (np.int64(1) << np.arange(_BITS, dtype=np.int64))
     return np.stack([numbers & 0xF, numbers >> 4 & 0xFF, numbers >> 12], axis=-1)

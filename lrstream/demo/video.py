@@ -15,6 +15,7 @@ from typing import Any
 import av
 import numpy as np
 from av.codec.context import Flags
+from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 
 from lrstream.demo.spec import DemoCamera
@@ -52,6 +53,7 @@ def write_video(
     with av.open(str(path), "w", format="mp4", options=options) as container:
         stream = container.add_stream(encoder, rate=fps, options=_options(encoder, camera))
         first: Any = stream.codec_context
+        converter = _Converter(camera)
         _set_up(first, camera, fps)
         packets: list[Any] = []
         start = 0
@@ -59,7 +61,7 @@ def write_video(
             context = first if number == 0 else _new_context(encoder, camera, fps)
             length = 0
             for picture in pictures:
-                frame = _frame(picture, camera)
+                frame = converter.frame(picture)
                 frame.pts = start + length
                 frame.time_base = Fraction(1, fps)
                 packets.extend(context.encode(frame))
@@ -98,7 +100,8 @@ def _options(encoder: str, camera: DemoCamera) -> dict[str, str]:
             return {"preset": "ultrafast", "x265-params": params + ":lossless=1"}
         return {"preset": "ultrafast", "crf": "24", "x265-params": params}
     if encoder == "libsvtav1":
-        return {"preset": "12", "crf": "30", "g": str(gop), "svtav1-params": "lp=1"}
+        # Faster presets than this skip blocks that have changed: frame 2 was seen with frame 0's identity.
+        return {"preset": "8", "crf": "30", "g": str(gop), "svtav1-params": "lp=1"}
     if encoder == "libaom-av1":
         return {"cpu-used": "8", "usage": "realtime", "crf": "30", "g": str(gop), "lag-in-frames": "0"}
     return {
@@ -130,16 +133,33 @@ def _new_context(encoder: str, camera: DemoCamera, fps: int) -> Any:
     return context
 
 
-def _frame(picture: NDArray[Any], camera: DemoCamera) -> av.VideoFrame:
-    if not camera.is_depth:
-        return av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(format="yuv420p")
-    # Through the plane itself: not every PyAV turns an array into 12-bit gray.
-    frame = av.VideoFrame(camera.width, camera.height, "gray12le")
-    plane = frame.planes[0]
-    padded = np.zeros((camera.height, plane.line_size // 2), dtype="<u2")
-    padded[:, : camera.width] = picture
-    plane.update(padded.tobytes())
-    return frame
+class _Converter:
+    """Makes pictures into frames of the encoder's pixel format."""
+
+    def __init__(self, camera: DemoCamera) -> None:
+        self._camera = camera
+        self._reformatter: Any = VideoReformatter()
+        # Where PyAV lets the scaler start threads, it does so for every picture unless told otherwise,
+        # which takes longer than the scaling. Older versions have no threads and no such argument.
+        self._reformatter_options: dict[str, Any] = {"threads": 1}
+        probe = av.VideoFrame(16, 16, "rgb24")
+        try:
+            self._reformatter.reformat(probe, format="yuv420p", **self._reformatter_options)
+        except TypeError:
+            self._reformatter_options = {}
+
+    def frame(self, picture: NDArray[Any]) -> Any:
+        camera = self._camera
+        if not camera.is_depth:
+            rgb = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            return self._reformatter.reformat(rgb, format="yuv420p", **self._reformatter_options)
+        # Through the plane itself: not every PyAV turns an array into 12-bit gray.
+        frame = av.VideoFrame(camera.width, camera.height, "gray12le")
+        plane = frame.planes[0]
+        padded = np.zeros((camera.height, plane.line_size // 2), dtype="<u2")
+        padded[:, : camera.width] = picture
+        plane.update(padded.tobytes())
+        return frame
 
 
 def _with_decode_times(packets: list[Any], fps: int) -> Iterator[Any]:

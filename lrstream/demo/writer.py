@@ -110,9 +110,7 @@ class _Writer:
         for file_number, episodes in enumerate(_groups(self._spec.num_episodes, camera.episodes_per_file)):
             path = _VIDEO_PATH.format(video_key=camera.key, **self._place(file_number))
             pictures = (self._pictures(number, camera, episode) for episode in episodes)
-            write_video(
-                self._file(path), camera, self._spec.fps, pictures, faststart=self._spec.faststart
-            )
+            write_video(self._file(path), camera, self._spec.fps, pictures, faststart=self._spec.faststart)
             paths.append(path)
         return tuple(paths)
 

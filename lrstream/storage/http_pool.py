@@ -1,0 +1,140 @@
+"""HTTP connections of one process, and what may be said about a URL or a response.
+
+Redirects, retries and credentials are decided by the caller, request by request: this module only
+carries requests over kept-alive connections, through the proxies that the environment names.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import urllib3
+
+from lrstream.storage.per_process import PerProcess
+
+__all__ = ["HttpPool", "describe_response", "host_of", "redact", "same_origin"]
+
+# Longest body of an error response that is read: enough for a message, not for a multi-gigabyte file.
+_MAX_ERROR_BODY_BYTES = 2048
+_MAX_SHOWN_CHARACTERS = 300
+
+_TOKEN = re.compile(r"\bhf_[A-Za-z0-9_]{3,}|(?i:bearer)\s+[^\s'\"]+")
+_QUERY = re.compile(r"(https?://[^\s?'\"<>]+)\?[^\s'\"<>)]+")
+_SECRET_PARAMETER = re.compile(
+    r"(?i)\b(signature|x-amz-[a-z-]+|policy|key-pair-id|sig|token|expires|awsaccesskeyid|x-goog-[a-z-]+)"
+    r"\s*[=:]\s*[^\s&'\"<>,;]+"
+)
+
+
+def redact(text: str) -> str:
+    """`text` without tokens, signatures and query strings of URLs."""
+    text = _QUERY.sub(r"\1?...", text)
+    text = _SECRET_PARAMETER.sub(r"\1=...", text)
+    return _TOKEN.sub("...", text)
+
+
+def host_of(url: str) -> str:
+    """Host and port of a URL, as shown in messages."""
+    parts = urlsplit(url)
+    return parts.hostname + (f":{parts.port}" if parts.port else "") if parts.hostname else url
+
+
+def same_origin(first: str, second: str) -> bool:
+    """Whether two URLs have scheme, host and port in common (RFC 6454), so that a token may be sent."""
+    one, other = urlsplit(first), urlsplit(second)
+    ports = {"http": 80, "https": 443}
+    return (
+        one.scheme == other.scheme
+        and (one.hostname or "").lower() == (other.hostname or "").lower()
+        and (one.port or ports.get(one.scheme)) == (other.port or ports.get(other.scheme))
+    )
+
+
+def describe_response(response: urllib3.BaseHTTPResponse, url: str) -> str:
+    """Status, host and first words of an error response, without secrets. Reads part of the body."""
+    text = f"status {response.status} from {host_of(url)}"
+    message = response.headers.get("X-Error-Message")
+    if message is None:
+        try:
+            body = response.read(_MAX_ERROR_BODY_BYTES, decode_content=True)
+        except urllib3.exceptions.HTTPError:
+            body = b""  # the status says enough; the reason for it did not arrive
+        message = " ".join(re.sub(r"<[^>]*>", " ", body.decode("utf-8", "replace")).split())
+    message = redact(message)[:_MAX_SHOWN_CHARACTERS]
+    return f"{text} ({message})" if message else text
+
+
+class _Managers:
+    """Connection pools by proxy URL; "" is the direct one."""
+
+    def __init__(self) -> None:
+        self.by_proxy: dict[str, urllib3.PoolManager] = {}
+
+
+class HttpPool:
+    """Kept-alive connections to a few hosts. Thread-safe; each process opens its own.
+
+    Args:
+        connections: Most connections to one host at a time; further requests wait for one.
+        connect_timeout_s: Longest time to open a connection.
+        read_timeout_s: Longest time without a byte.
+    """
+
+    def __init__(
+        self, connections: int, *, connect_timeout_s: float = 10.0, read_timeout_s: float = 60.0
+    ) -> None:
+        self.connections = connections
+        self._timeouts_s = (connect_timeout_s, read_timeout_s)
+        self._managers = PerProcess(_Managers)
+
+    def get(self, url: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
+        """Send one GET; the body is still to be read, then `release` must be called.
+
+        Raises:
+            urllib3.exceptions.HTTPError: No response arrived.
+        """
+        connect_s, read_s = self._timeouts_s
+        return self._manager(url).request(
+            "GET",
+            url,
+            headers=dict(headers),
+            redirect=False,
+            retries=False,
+            preload_content=False,
+            decode_content=False,
+            timeout=urllib3.Timeout(connect=connect_s, read=read_s),
+        )
+
+    def release(self, response: urllib3.BaseHTTPResponse, *, reuse: bool) -> None:
+        """Give a connection back (`reuse`, when the body was read to its end) or close it."""
+        if not reuse:
+            response.close()
+        response.release_conn()
+
+    def close(self) -> None:
+        """Close this process's connections; a later request opens new ones."""
+        managers = self._managers.drop()
+        if managers is not None:
+            for manager in managers.by_proxy.values():
+                manager.clear()
+
+    def _manager(self, url: str) -> urllib3.PoolManager:
+        parts = urlsplit(url)
+        proxy = getproxies().get(parts.scheme, "") if parts.hostname else ""
+        if proxy and proxy_bypass(parts.hostname or ""):
+            proxy = ""
+        managers = self._managers.get().by_proxy
+        manager = managers.get(proxy)
+        if manager is None:
+            certificates = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE")
+            options: dict[str, Any] = {"num_pools": 16, "maxsize": self.connections, "block": True}
+            if certificates:
+                options["ca_certs"] = certificates
+            created = urllib3.ProxyManager(proxy, **options) if proxy else urllib3.PoolManager(**options)
+            manager = managers.setdefault(proxy, created)
+        return manager

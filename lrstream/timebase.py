@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["edit_offset_s", "presentation_times_s", "row_tolerance_s"]
+__all__ = ["edit_offset_s", "presentation_times_s", "rescale_ticks", "row_tolerance_s"]
 
 
 def edit_offset_s(
@@ -51,9 +51,12 @@ def presentation_times_s(
     return seconds
 
 
-def row_tolerance_s(
-    timestamps: NDArray[np.float32], tolerance_s: float
-) -> NDArray[np.float64]:
+def rescale_ticks(ticks: int, from_timescale: int, to_timescale: int) -> int:
+    """The same length of time in ticks of another timescale, rounded down."""
+    return ticks * to_timescale // from_timescale
+
+
+def row_tolerance_s(timestamps: NDArray[np.float32], tolerance_s: float) -> NDArray[np.float64]:
     """Largest distance between a row's time and its picture's time, float64 seconds, shape ``(n,)``.
 
     Tables store ``timestamp`` as float32, whose step is already 0.24 ms after an hour, more than

@@ -1,0 +1,234 @@
+"""Mini-MP4: a self-contained MP4 of one span, from the index and the span's bytes (MP-6).
+
+The header is `ftyp` (the source's), `moov` with one track, and the header of `mdat`; the payload
+is the span's byte range as it stands in the source, gaps with other tracks' bytes included, and the
+chunk offsets point into it. All of the header follows from the index, so the exact size is known
+before any payload is read.
+
+Time: decoding starts at 0 and composition offsets are kept, so the pictures of a mini-MP4 are
+presented from 0 or a little later. There is no edit list, so no reader hides anything. Only where
+negative offsets would put a picture before 0 are all offsets raised by the same amount.
+`mini_mp4_time_offset_s` leads from a time in the mini-MP4 to the time in the source file.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lrstream.errors import MalformedMp4Error, TransferError
+from lrstream.mp4.span import Span
+from lrstream.mp4.track import TrackIndex
+
+__all__ = ["mini_mp4", "mini_mp4_header", "mini_mp4_size", "mini_mp4_time_offset_s"]
+
+_U32_MAX = 0xFFFF_FFFF
+_DEFAULT_FTYP = struct.pack(">I4s4sI4s4s", 24, b"ftyp", b"isom", 0x200, b"isom", b"iso2")
+
+_Int64 = NDArray[np.int64]
+
+
+def mini_mp4_size(track: TrackIndex, span: Span) -> int:
+    """Exact size in bytes of the mini-MP4 of ``span``, header and payload.
+
+    Raises:
+        MalformedMp4Error: The index holds values that no MP4 can store.
+    """
+    return _Plan(track, span).header_size + span.num_bytes
+
+
+def mini_mp4_header(track: TrackIndex, span: Span) -> bytes:
+    """Everything before the payload: `ftyp`, `moov` and the header of `mdat`.
+
+    Followed by the source's bytes ``[span.start_byte, span.stop_byte)`` it is the mini-MP4.
+
+    Raises:
+        MalformedMp4Error: The index holds values that no MP4 can store.
+    """
+    return _Plan(track, span).header()
+
+
+def mini_mp4(track: TrackIndex, span: Span, payload: bytes | bytearray | memoryview) -> bytes:
+    """The whole mini-MP4.
+
+    Args:
+        track: Index of the source file.
+        span: Span in it.
+        payload: The source's bytes ``[span.start_byte, span.stop_byte)``.
+
+    Raises:
+        TransferError: The payload has another length than the span.
+        MalformedMp4Error: The index holds values that no MP4 can store.
+    """
+    if len(payload) != span.num_bytes:
+        raise TransferError(
+            f"{track.file_path}: {len(payload)} bytes came for the range "
+            f"[{span.start_byte}, {span.stop_byte}), expected {span.num_bytes}.",
+            file_path=track.file_path,
+        )
+    return b"".join((mini_mp4_header(track, span), payload))
+
+
+def mini_mp4_time_offset_s(track: TrackIndex, span: Span) -> float:
+    """Seconds to add to a presentation time in the mini-MP4 to get the time in the source file.
+
+    The sum differs from the index's ``pts_s`` by rounding alone (some 1e-12 s).
+    """
+    plan = _Plan(track, span)
+    first_ticks = int(plan.composition_offsets[0])  # decoding starts at 0
+    return float(track.samples.pts_s[span.first_sample]) - first_ticks / track.timescale
+
+
+class _Runs(NamedTuple):
+    """Run-length code of an array: ``values[i]`` stands ``counts[i]`` times."""
+
+    counts: _Int64
+    values: _Int64
+
+
+def _runs(array: _Int64) -> _Runs:
+    starts = np.flatnonzero(np.diff(array, prepend=array[0] - 1))
+    return _Runs(np.diff(starts, append=len(array)), array[starts])
+
+
+class _Plan:
+    """Tables of one mini-MP4, and the header written from them.
+
+    Attributes:
+        composition_offsets: As written, media ticks, shape ``(n,)``; raised where a picture would
+            otherwise be presented before 0.
+        header_size: Bytes before the payload.
+    """
+
+    def __init__(self, track: TrackIndex, span: Span) -> None:
+        samples = track.samples
+        part = slice(span.first_sample, span.stop_sample)
+        self._track = track
+        self._payload_size = span.num_bytes
+        # Indexes may hold small integer types; nothing below may wrap in them.
+        durations = self._checked(samples.durations_ticks[part], "duration", _U32_MAX)
+        self._duration = int(durations.sum())
+        self._durations = _runs(durations)
+        self.composition_offsets = _from_zero(
+            durations, samples.composition_offsets_ticks[part].astype(np.int64)
+        )
+        self._checked(np.abs(self.composition_offsets), "composition offset", _U32_MAX >> 1)
+        sync = samples.sync_samples
+        low, high = np.searchsorted(sync, (span.first_sample, span.stop_sample))
+        self._sync = sync[low:high].astype(np.int64) - span.first_sample
+        self._sizes = self._checked(samples.sizes_bytes[part], "size", _U32_MAX)
+        offsets = samples.offsets_bytes[part].astype(np.int64) - span.start_byte
+        ends = offsets + self._sizes
+        if int(offsets.min()) < 0 or int(ends.max()) > span.num_bytes:
+            raise MalformedMp4Error(
+                f"{track.file_path}: samples {span.first_sample} to {span.stop_sample - 1} are not all "
+                f"in the bytes [{span.start_byte}, {span.stop_byte}).",
+                file_path=track.file_path,
+            )
+        # A chunk is a run of samples with nothing in between.
+        chunk_firsts = np.flatnonzero(np.concatenate(([True], offsets[1:] != ends[:-1])))
+        self._chunk_starts = offsets[chunk_firsts]
+        self._chunk_sizes = _runs(np.diff(chunk_firsts, append=len(offsets)))
+        self._ftyp = track.ftyp or _DEFAULT_FTYP
+        self._mdat_header_size = 8 if self._payload_size + 8 <= _U32_MAX else 16
+        last_chunk = int(self._chunk_starts.max())
+        self._wide_offsets = False
+        self.header_size = self._measure()
+        if self.header_size + last_chunk > _U32_MAX:
+            self._wide_offsets = True
+            self.header_size = self._measure()
+
+    def header(self) -> bytes:
+        moov = self._moov(self.header_size)
+        if self._mdat_header_size == 8:
+            mdat = struct.pack(">I4s", self._payload_size + 8, b"mdat")
+        else:
+            mdat = struct.pack(">I4sQ", 1, b"mdat", self._payload_size + 16)
+        return b"".join((self._ftyp, moov, mdat))
+
+    def _measure(self) -> int:
+        return len(self._ftyp) + len(self._moov(0)) + self._mdat_header_size
+
+    def _checked(self, values: NDArray[np.integer], name: str, limit: int) -> _Int64:
+        array = values.astype(np.int64)
+        if int(array.min()) < 0 or int(array.max()) > limit:
+            raise MalformedMp4Error(
+                f"{self._track.file_path}: the index has a sample {name} outside 0 to {limit} "
+                f"({int(array.min())} to {int(array.max())}).",
+                hint="Build the sidecar of this dataset again.",
+                file_path=self._track.file_path,
+            )
+        return array
+
+    def _moov(self, payload_offset: int) -> bytes:
+        """The `moov` box for a payload that starts at ``payload_offset`` of the mini-MP4."""
+        track = self._track
+        track_id = max(track.track_id, 1)
+        wide = self._duration > _U32_MAX  # needs version 1 of the header boxes
+        times = struct.pack(">QQ" if wide else ">II", 0, 0)
+        duration = self._duration.to_bytes(8 if wide else 4, "big")
+        timescale = struct.pack(">I", track.timescale)
+        mvhd = _full_box(
+            b"mvhd", wide, 0, times, timescale, duration, struct.pack(">IH10x", 0x0001_0000, 0x0100),
+            _IDENTITY_MATRIX, bytes(24), struct.pack(">I", min(track_id + 1, _U32_MAX)),
+        )  # fmt: skip
+        tkhd = _full_box(
+            b"tkhd", wide, _ENABLED_IN_MOVIE, times, struct.pack(">I4x", track_id), duration, bytes(16),
+            _IDENTITY_MATRIX, struct.pack(">II", track.width << 16, track.height << 16),
+        )  # fmt: skip
+        mdhd = _full_box(b"mdhd", wide, 0, times, timescale, duration, struct.pack(">HH", _UNDETERMINED, 0))
+        hdlr = _full_box(b"hdlr", 0, 0, bytes(4), b"vide", bytes(12), b"VideoHandler\0")
+        vmhd = _full_box(b"vmhd", 0, 1, bytes(8))
+        dinf = _box(b"dinf", _full_box(b"dref", 0, 0, struct.pack(">I", 1), _full_box(b"url ", 0, 1)))
+        minf = _box(b"minf", vmhd, dinf, _box(b"stbl", *self._tables(payload_offset)))
+        return _box(b"moov", mvhd, _box(b"trak", tkhd, _box(b"mdia", mdhd, hdlr, minf)))
+
+    def _tables(self, payload_offset: int) -> list[bytes]:
+        num_samples = len(self._sizes)
+        boxes = [_box(b"stsd", self._track.stsd_body)]
+        boxes.append(_table_box(b"stts", 0, *self._durations))
+        if self.composition_offsets.any():
+            version = int(self.composition_offsets.min() < 0)
+            boxes.append(_table_box(b"ctts", version, *_runs(self.composition_offsets)))
+        if len(self._sync) < num_samples:
+            boxes.append(_table_box(b"stss", 0, self._sync + 1))
+        constant = int(self._sizes[0]) if bool(np.all(self._sizes == self._sizes[0])) else 0
+        stored_sizes = b"" if constant else self._sizes.astype(">u4").tobytes()
+        boxes.append(_full_box(b"stsz", 0, 0, struct.pack(">II", constant, num_samples), stored_sizes))
+        first_chunks = np.cumsum(self._chunk_sizes.counts) - self._chunk_sizes.counts + 1
+        description = np.ones_like(first_chunks)
+        boxes.append(_table_box(b"stsc", 0, first_chunks, self._chunk_sizes.values, description))
+        chunk_offsets = self._chunk_starts + payload_offset
+        if self._wide_offsets:
+            boxes.append(_table_box(b"co64", 0, chunk_offsets, item="u8"))
+        else:
+            boxes.append(_table_box(b"stco", 0, chunk_offsets))
+        return boxes
+
+
+def _from_zero(durations: _Int64, composition_offsets: _Int64) -> _Int64:
+    """Composition offsets under which no picture is presented before 0; unchanged where none is."""
+    earliest = int((np.cumsum(durations) - durations + composition_offsets).min())
+    return composition_offsets - earliest if earliest < 0 else composition_offsets
+
+
+_IDENTITY_MATRIX = struct.pack(">9I", 0x0001_0000, 0, 0, 0, 0x0001_0000, 0, 0, 0, 0x4000_0000)
+_ENABLED_IN_MOVIE = 3  # tkhd flags: track enabled, used in the presentation
+_UNDETERMINED = 0x55C4  # language "und", five bits a letter
+
+
+def _box(kind: bytes, *parts: bytes) -> bytes:
+    return b"".join((struct.pack(">I4s", 8 + sum(map(len, parts)), kind), *parts))
+
+
+def _full_box(kind: bytes, version: int, flags: int, *parts: bytes) -> bytes:
+    return _box(kind, struct.pack(">I", version << 24 | flags), *parts)
+
+
+def _table_box(kind: bytes, version: int, *columns: _Int64, item: str = "u4") -> bytes:
+    """Full box with an entry count and one row per entry; negative values become two's complement."""
+    rows = np.stack(columns, axis=1).astype(f">{item}")
+    return _full_box(kind, version, 0, struct.pack(">I", len(rows)), rows.tobytes())

@@ -33,15 +33,15 @@ class DepthParameters:
     """How the 12-bit codes of a depth video were made from distances.
 
     Attributes:
-        depth_min_m: Distance of code 0, metres.
-        depth_max_m: Distance of the largest code, metres.
+        min_m: Distance of code 0, metres.
+        max_m: Distance of the largest code, metres.
         shift_m: Added before the logarithm, metres.
         use_log: Whether codes are spaced evenly in log(distance + shift) rather than in distance.
         unit: Unit the dataset says its depth was recorded in, ``"m"`` or ``"mm"``; None if it says nothing.
     """
 
-    depth_min_m: float = 0.01
-    depth_max_m: float = 10.0
+    min_m: float = 0.01
+    max_m: float = 10.0
     shift_m: float = 3.5
     use_log: bool = True
     unit: str | None = None
@@ -149,7 +149,7 @@ def parse_info(data: bytes, where: str) -> DatasetInfo:
     video_path = _template(raw, "video_path", ("video_key", "chunk_index", "file_index"), where)
     videos = [key for key, feature in parsed.items() if feature.in_video]
     if data_path is None:
-        raise DatasetFormatError(f"{where}: 'data_path' is missing, expected a template of the Parquet files.")
+        raise DatasetFormatError(f"{where}: 'data_path' is missing, expected a path template.")
     if videos and video_path is None:
         raise DatasetFormatError(
             f"{where}: feature {videos[0]!r} is stored as video, but 'video_path' is missing or null."
@@ -295,19 +295,19 @@ def _depth(info: Mapping[str, Any], here: str) -> DepthParameters:
     if unit not in (None, "m", "mm"):
         raise DatasetFormatError(f"{here}: 'depth_unit' is {_shown(unit)}, expected 'm' or 'mm'.")
     depth = DepthParameters(
-        depth_min_m=metres("depth_min", defaults.depth_min_m),
-        depth_max_m=metres("depth_max", defaults.depth_max_m),
+        min_m=metres("depth_min", defaults.min_m),
+        max_m=metres("depth_max", defaults.max_m),
         shift_m=metres("shift", defaults.shift_m),
         use_log=defaults.use_log if use_log is None else use_log,
         unit=unit,
     )
-    if depth.depth_min_m >= depth.depth_max_m:
+    if depth.min_m >= depth.max_m:
         raise DatasetFormatError(
-            f"{here}: depth_min {depth.depth_min_m} m is not below depth_max {depth.depth_max_m} m."
+            f"{here}: depth_min {depth.min_m} m is not below depth_max {depth.max_m} m."
         )
-    if depth.use_log and depth.depth_min_m + depth.shift_m <= 0:
+    if depth.use_log and depth.min_m + depth.shift_m <= 0:
         raise DatasetFormatError(
-            f"{here}: depth_min {depth.depth_min_m} + shift {depth.shift_m} must be positive."
+            f"{here}: depth_min {depth.min_m} + shift {depth.shift_m} must be positive."
         )
     return depth
 

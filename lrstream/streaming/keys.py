@@ -8,6 +8,7 @@ words and integer arithmetic: a shuffle is the order of random keys.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -65,7 +66,7 @@ class RandomKeys:
     def raw(self, shape: int | Sequence[int]) -> UInt64Array:
         """Uniform words, uint64[shape]; rows are consumed in order, whatever the shape."""
         dims = (shape,) if isinstance(shape, int) else tuple(shape)
-        words: UInt64Array = self._generator.random_raw(int(np.prod(dims, dtype=np.int64)))
+        words: UInt64Array = self._generator.random_raw(math.prod(dims))
         return words.reshape(dims)
 
     def between(self, low: int, high: int, count: int) -> UInt64Array:

@@ -1,0 +1,53 @@
+"""The planner must never be what a loader waits for.
+
+Rates are taken over processor time, best of several runs, so that a busy machine does not fail them; the
+limits are below what one slow core reaches.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from lrstream.streaming.partition import partition_report
+from lrstream.streaming.pool import AnchorPlan
+from lrstream.streaming.strategies import SAMPLING_STRATEGIES, SamplingStrategy
+
+
+def best_cpu_s(action: Callable[[], object], runs: int = 3) -> float:
+    times = []
+    for _ in range(runs):
+        start = time.process_time()
+        action()
+        times.append(time.process_time() - start)
+    return min(times)
+
+
+@pytest.mark.parametrize("strategy", SAMPLING_STRATEGIES)
+def test_a_pool_of_32_episodes_of_300_frames_plans_a_million_anchors_a_second(
+    strategy: SamplingStrategy,
+) -> None:
+    plan = AnchorPlan(np.full(1000, 300), pool_size=32, strategy=strategy, seed_key=(1,))
+    rate = plan.num_anchors / best_cpu_s(lambda: sum(map(len, plan)))
+    print(f"{strategy}: {rate / 1e6:.2f} million anchors/s")
+    assert rate >= 1e6
+
+
+def test_skipping_is_as_fast_as_planning() -> None:
+    plan = AnchorPlan(np.full(1000, 300), pool_size=32, strategy="remaining", seed_key=(1,))
+    rate = 299_000 / best_cpu_s(lambda: next(plan.skip(299_000).blocks))
+    print(f"skip: {rate / 1e6:.2f} million anchors/s")
+    assert rate >= 1e6
+
+
+@pytest.mark.parametrize(("world_size", "num_workers"), [(1, 8), (8, 4), (64, 8)])
+def test_100k_episodes_are_partitioned_in_well_under_a_second(world_size: int, num_workers: int) -> None:
+    lengths = np.random.Generator(np.random.PCG64(1)).integers(50, 600, size=100_000)
+    elapsed_s = best_cpu_s(lambda: partition_report(lengths, world_size, num_workers))
+    report = partition_report(lengths, world_size, num_workers)
+    print(f"{world_size} x {num_workers}: {elapsed_s:.3f} s, balance {report.worker_balance:.4f}")
+    assert elapsed_s < 1.0
+    assert report.worker_balance < 1.1

@@ -1,0 +1,279 @@
+"""The six arrays of one source as ``.npy`` members, written and read without trusting a header.
+
+`numpy.load` allocates what a header claims. Here the claim is first held against the size that
+the archive's directory declares, that size against what the compressed bytes can possibly hold,
+and the shapes of one source against each other; only then is anything decompressed.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import struct
+import zipfile
+import zlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from lrstream.errors import SidecarError
+from lrstream.mp4.track import SampleTable
+from lrstream.sidecar.zip_stream import DeflatedMember, deflate_member
+
+__all__ = [
+    "ARRAY_NAMES",
+    "MANIFEST_MEMBER",
+    "MAX_SAMPLES",
+    "READ_ERRORS",
+    "NpyHeader",
+    "bytes_scalar_header",
+    "check_samples",
+    "deflate_source",
+    "member_name",
+    "read_header",
+    "read_member",
+    "read_samples",
+]
+
+MANIFEST_MEMBER = "manifest_json.npy"
+
+# JSON-side name of each array -> attribute of SampleTable and canonical dtype.
+ARRAY_NAMES: Mapping[str, tuple[str, str]] = {
+    "sample_pts": ("pts_s", "<f8"),
+    "sample_durations": ("durations_ticks", "<i8"),
+    "sample_composition_offsets": ("composition_offsets_ticks", "<i8"),
+    "sample_sizes": ("sizes_bytes", "<i8"),
+    "sample_offsets": ("offsets_bytes", "<i8"),
+    "sync_samples": ("sync_samples", "<i8"),
+}
+
+# 134 million pictures: more than fifty days at 30 fps in one file, 1 GiB for each array.
+MAX_SAMPLES = 2**27
+
+_HEADER_LIMIT = 1024  # a header of a one-dimensional array takes 118 bytes after the magic
+_HEADER = re.compile(
+    rb"\{'descr': '(?P<descr>[<>|=]?[A-Za-z][0-9]*)', 'fortran_order': (?:True|False), "
+    rb"'shape': \((?P<shape>(?:[0-9]+, ?)*[0-9]*)\),? *\} *\n"
+)
+_MAX_DEFLATE_RATIO = 1032  # no deflate stream expands further (RFC 1951, 258 bytes from two bits)
+# All that `zipfile` raises for members that are not what the directory says.
+READ_ERRORS = (
+    zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError,
+    NotImplementedError, RuntimeError, OverflowError,
+)  # fmt: skip
+
+
+class NpyHeader(NamedTuple):
+    """Shape and dtype of a member, and the number of bytes before its data."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    data_start: int
+
+
+def deflate_source(number: int, samples: SampleTable) -> list[DeflatedMember]:
+    """Compress the arrays of source `number` into members, in the order of the format."""
+    members = []
+    for name, (attribute, dtype) in ARRAY_NAMES.items():
+        array = np.ascontiguousarray(getattr(samples, attribute), dtype=dtype)
+        header = io.BytesIO()
+        npy.write_array_header_1_0(header, npy.header_data_from_array_1_0(array))
+        members.append(deflate_member(member_name(number, name), [header.getvalue(), array.tobytes()]))
+    return members
+
+
+def bytes_scalar_header(length: int) -> bytes:
+    """The ``.npy`` header of a zero-dimensional bytes array of `length` bytes."""
+    header = io.BytesIO()
+    npy.write_array_header_1_0(header, {"descr": f"|S{length}", "fortran_order": False, "shape": ()})
+    return header.getvalue()
+
+
+def member_name(number: int, name: str) -> str:
+    """Name of array `name` of source `number` inside the archive."""
+    return f"{number}/{name}.npy"
+
+
+def _member_info(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
+    """The directory entry of a member, after checking that it can be what it claims."""
+    try:
+        info = archive.getinfo(name)
+    except KeyError:
+        raise SidecarError(f"The sidecar has no member {name!r}.") from None
+    if info.flag_bits & 0x1:
+        raise SidecarError(f"The sidecar's member {name!r} is encrypted.")
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise SidecarError(f"The sidecar's member {name!r} uses compression method {info.compress_type}.")
+    if info.file_size > info.compress_size * _MAX_DEFLATE_RATIO + _HEADER_LIMIT:
+        raise SidecarError(
+            f"The sidecar's member {name!r} claims {info.file_size} bytes, "
+            f"more than its {info.compress_size} compressed bytes can hold."
+        )
+    return info
+
+
+def read_header(archive: zipfile.ZipFile, name: str) -> NpyHeader:
+    """Read the ``.npy`` header of a member and hold it against the member's declared size."""
+    info = _member_info(archive, name)
+    try:
+        with archive.open(info) as file:
+            start = io.BytesIO(file.read(_HEADER_LIMIT))
+    except READ_ERRORS as error:
+        raise _unreadable(name, error) from error
+    shape, dtype = _parse_header(name, start)
+    if dtype.hasobject:
+        raise SidecarError(f"The sidecar's member {name!r} holds Python objects, which are never loaded.")
+    count = math.prod(shape)
+    if start.tell() + count * dtype.itemsize != info.file_size:
+        raise SidecarError(
+            f"The sidecar's member {name!r} claims {count} values of {dtype.itemsize} bytes, "
+            f"but has {info.file_size - start.tell()} bytes of data."
+        )
+    return NpyHeader(shape, dtype, start.tell())
+
+
+def _parse_header(name: str, start: io.BytesIO) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Parse the header as numpy writes it, without evaluating it as Python (which numpy does)."""
+    magic = start.read(8)
+    width = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4}.get(magic)
+    text = start.read(int.from_bytes(start.read(width), "little")) if width else b""
+    match = _HEADER.fullmatch(text)
+    if match is None:
+        raise SidecarError(
+            f"The sidecar's member {name!r} has an unreadable .npy header: {(magic + text)[:120]!r}."
+        )
+    try:
+        dtype = np.dtype(match["descr"].decode("ascii"))
+    except (TypeError, ValueError) as error:
+        raise SidecarError(f"The sidecar's member {name!r} has an unknown type: {error}.") from error
+    lengths = match["shape"].replace(b" ", b"").split(b",")
+    return tuple(int(length) for length in lengths if length), dtype
+
+
+def read_member(archive: zipfile.ZipFile, name: str) -> bytes:
+    """The whole of a member; its CRC-32 is checked by `zipfile` on the way."""
+    info = _member_info(archive, name)
+    try:
+        with archive.open(info) as file:
+            data = file.read()
+    except READ_ERRORS as error:
+        raise _unreadable(name, error) from error
+    if len(data) != info.file_size:
+        raise SidecarError(f"The sidecar's member {name!r} has {len(data)} bytes, expected {info.file_size}.")
+    return data
+
+
+def read_samples(archive: zipfile.ZipFile, number: int, path: str, file_size: int) -> SampleTable:
+    """Read and check the arrays of source `number`.
+
+    Args:
+        archive: The open archive.
+        number: Place of the source in the manifest.
+        path: Path of the source, for messages.
+        file_size: Size of the source in bytes, which no sample may exceed.
+
+    Returns:
+        The table with native int64 and float64 arrays, read-only.
+
+    Raises:
+        SidecarError: A member is missing or unreadable, or the arrays cannot describe the file.
+    """
+    headers = {name: read_header(archive, member_name(number, name)) for name in ARRAY_NAMES}
+    _check_shapes(headers, path)
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, (attribute, dtype) in ARRAY_NAMES.items():
+        header = headers[name]
+        data = read_member(archive, member_name(number, name))
+        array = np.frombuffer(data, dtype=header.dtype, offset=header.data_start)
+        # No copy where the bytes have the machine's order already; read-only as `bytes` are.
+        array = array.astype(np.dtype(dtype).newbyteorder("="), copy=False)
+        array.flags.writeable = False
+        arrays[attribute] = array
+    samples = SampleTable(**arrays)
+    check_samples(samples, path, file_size)
+    return samples
+
+
+def check_samples(samples: SampleTable, path: str, file_size: int) -> None:
+    """Check that a sample table can describe a file of `file_size` bytes.
+
+    Raises:
+        SidecarError: Naming the first array and sample that cannot be.
+    """
+    if not np.isfinite(samples.pts_s).all():
+        raise _contradiction(path, "sample_pts", samples.pts_s, ~np.isfinite(samples.pts_s), "a finite time")
+    limits = (
+        ("sample_durations", samples.durations_ticks, 0, 2**32 - 1),
+        ("sample_composition_offsets", samples.composition_offsets_ticks, -(2**31), 2**32 - 1),
+        ("sample_sizes", samples.sizes_bytes, 0, 2**32 - 1),
+        ("sample_offsets", samples.offsets_bytes, 0, file_size),
+        ("sync_samples", samples.sync_samples, 0, samples.num_samples - 1),
+    )
+    for name, values, low, high in limits:
+        if int(values.min()) < low or int(values.max()) > high:
+            wrong = (values < low) | (values > high)
+            raise _contradiction(path, name, values, wrong, f"a value from {low} to {high}")
+    # Both terms are bounded now, so the sum cannot wrap.
+    beyond = samples.offsets_bytes + samples.sizes_bytes > file_size
+    if beyond.any():
+        raise _contradiction(
+            path,
+            "sample_offsets",
+            samples.offsets_bytes,
+            beyond,
+            f"an end within the file's {file_size} bytes",
+        )
+    unsorted = np.diff(samples.sync_samples) <= 0
+    if unsorted.any():
+        raise _contradiction(
+            path, "sync_samples", samples.sync_samples[1:], unsorted, "strictly increasing sample numbers"
+        )
+
+
+def _check_shapes(headers: Mapping[str, NpyHeader], path: str) -> None:
+    """Check the dtypes and lengths of one source's arrays from their headers alone."""
+    for name, (_, dtype) in ARRAY_NAMES.items():
+        header, wanted = headers[name], np.dtype(dtype)
+        if (header.dtype.kind, header.dtype.itemsize) != (wanted.kind, wanted.itemsize) or len(
+            header.shape
+        ) != 1:
+            raise SidecarError(
+                f"The sidecar's array {name} of {path} is {header.dtype} with shape {header.shape}, "
+                f"expected one dimension of {wanted.name}.",
+                file_path=path,
+            )
+    lengths = {name: headers[name].shape[0] for name in ARRAY_NAMES}
+    num_sync = lengths.pop("sync_samples")
+    if len(set(lengths.values())) != 1:
+        raise SidecarError(
+            f"The sidecar's arrays of {path} have different lengths: "
+            + ", ".join(f"{name} {length}" for name, length in lengths.items())
+            + ".",
+            file_path=path,
+        )
+    num_samples = lengths["sample_pts"]
+    if not 1 <= num_samples <= MAX_SAMPLES or not 1 <= num_sync <= num_samples:
+        raise SidecarError(
+            f"The sidecar's arrays of {path} hold {num_samples} samples and {num_sync} keyframes, "
+            f"expected 1 to {MAX_SAMPLES} samples and at least one keyframe.",
+            file_path=path,
+        )
+
+
+def _contradiction(
+    path: str, name: str, values: NDArray[Any], wrong: NDArray[np.bool_], expected: str
+) -> SidecarError:
+    at = int(np.argmax(wrong))
+    return SidecarError(
+        f"The sidecar's array {name} of {path} has {values[at]} at place {at}, expected {expected} "
+        f"({int(wrong.sum())} of {len(values)} values are wrong).",
+        file_path=path,
+    )
+
+
+def _unreadable(name: str, error: Exception) -> SidecarError:
+    return SidecarError(f"The sidecar's member {name!r} cannot be read: {type(error).__name__}: {error}.")

@@ -1,0 +1,152 @@
+"""A ZIP file written front to back, from members that were compressed elsewhere.
+
+`zipfile` compresses inside its one open archive and keeps a Python object for each member until
+the end. A sidecar of half a million sources has three million members, and compressing them is
+the expensive part of a build: here workers compress (`deflate_member`), the writer only copies,
+and the central directory waits in an unnamed temporary file. The layout is the one that
+`numpy.savez_compressed` produces: deflated members with ZIP64 local headers. Time stamps are
+constant, so equal content gives equal bytes. (APPNOTE.TXT 6.3, sections 4.3 to 4.5.)
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, BinaryIO
+
+__all__ = ["DeflatedMember", "ZipStream", "deflate_member"]
+
+_VERSION = 45  # first version with ZIP64
+_MADE_BY = (3 << 8) | _VERSION  # Unix, so that the permission bits below are meaningful
+_DEFLATED = 8
+_DOS_DATE = (1 << 5) | 1  # 1980-01-01, the first day a ZIP can hold
+_MODE = 0o600 << 16
+_MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF
+_COPY_BYTES = 1 << 20
+
+_LOCAL = struct.Struct("<4s5H3I2H")
+_LOCAL_EXTRA = struct.Struct("<2H2Q")
+_CENTRAL = struct.Struct("<4s6H3I5H2I")
+_END64 = struct.Struct("<4sQ2H2I4Q")
+_END64_LOCATOR = struct.Struct("<4sIQI")
+_END = struct.Struct("<4s4H2IH")
+
+
+@dataclass(frozen=True, slots=True)
+class DeflatedMember:
+    """One member, ready to be appended.
+
+    Attributes:
+        name: Member name, ASCII.
+        crc: CRC-32 of the uncompressed bytes.
+        size: Number of uncompressed bytes.
+        data: The raw deflate stream.
+    """
+
+    name: str
+    crc: int
+    size: int
+    data: bytes
+
+
+def deflate_member(name: str, chunks: Iterable[bytes | memoryview]) -> DeflatedMember:
+    """Compress one member; safe to call from several threads (zlib releases the GIL)."""
+    packer = zlib.compressobj(zlib.Z_DEFAULT_COMPRESSION, zlib.DEFLATED, -15)
+    crc, size, parts = 0, 0, []
+    for chunk in chunks:
+        crc = zlib.crc32(chunk, crc)
+        size += memoryview(chunk).nbytes
+        parts.append(packer.compress(chunk))
+    parts.append(packer.flush())
+    return DeflatedMember(name, crc, size, b"".join(parts))
+
+
+class ZipStream:
+    """Appends members to an open binary file and closes the archive with its directory.
+
+    Not thread-safe; the owner serializes calls.
+
+    Args:
+        file: Handle open for writing, positioned where the archive begins (its byte 0).
+        directory: Where unnamed temporary files may be created.
+    """
+
+    def __init__(self, file: BinaryIO, directory: Path) -> None:
+        self._file = file
+        # Open until `close`: the directory is written last.
+        self._directory: IO[bytes] = TemporaryFile(dir=directory)  # noqa: SIM115
+        self._offset = 0
+        self._num_members = 0
+
+    def append(self, member: DeflatedMember) -> None:
+        """Write one member at the end."""
+        name = member.name.encode("ascii")
+        packed = len(member.data)
+        self._file.write(_local_header(name, member.crc, packed, member.size))
+        self._file.write(member.data)
+        self._register(name, member.crc, packed, member.size)
+
+    def append_streamed(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
+        """Compress and write one member without holding it in memory (the file must be seekable)."""
+        encoded = name.encode("ascii")
+        packer = zlib.compressobj(zlib.Z_DEFAULT_COMPRESSION, zlib.DEFLATED, -15)
+        self._file.write(_local_header(encoded, 0, 0, 0))
+        crc = size = packed = 0
+        for chunk in chunks:
+            crc = zlib.crc32(chunk, crc)
+            size += memoryview(chunk).nbytes
+            packed += self._file.write(packer.compress(chunk))
+        packed += self._file.write(packer.flush())
+        self._file.seek(self._offset)
+        self._file.write(_local_header(encoded, crc, packed, size))
+        self._file.seek(packed, 1)
+        self._register(encoded, crc, packed, size)
+
+    def finish(self) -> None:
+        """Write the central directory and the end records."""
+        start, length = self._offset, self._directory.tell()
+        self._directory.seek(0)
+        while chunk := self._directory.read(_COPY_BYTES):
+            self._file.write(chunk)
+        count = self._num_members
+        if count >= _MAX16 or start >= _MAX32 or length >= _MAX32:
+            self._file.write(
+                _END64.pack(
+                    b"PK\x06\x06", _END64.size - 12, _MADE_BY, _VERSION, 0, 0, count, count, length, start
+                )
+            )
+            self._file.write(_END64_LOCATOR.pack(b"PK\x06\x07", 0, start + length, 1))
+        count16 = min(count, _MAX16)
+        self._file.write(
+            _END.pack(b"PK\x05\x06", 0, 0, count16, count16, min(length, _MAX32), min(start, _MAX32), 0)
+        )
+
+    def close(self) -> None:
+        """Release the temporary file; the archive's own handle belongs to the caller."""
+        self._directory.close()
+
+    def _register(self, name: bytes, crc: int, packed: int, size: int) -> None:
+        wide = [value for value in (size, packed, self._offset) if value >= _MAX32]
+        extra = struct.pack(f"<2H{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
+        self._directory.write(
+            _CENTRAL.pack(
+                b"PK\x01\x02", _MADE_BY, _VERSION, 0, _DEFLATED, 0, _DOS_DATE, crc,
+                min(packed, _MAX32), min(size, _MAX32), len(name), len(extra), 0, 0, 0, _MODE,
+                min(self._offset, _MAX32),
+            )
+            + name
+            + extra
+        )  # fmt: skip
+        self._num_members += 1
+        self._offset += _LOCAL.size + len(name) + _LOCAL_EXTRA.size + packed
+
+
+def _local_header(name: bytes, crc: int, packed: int, size: int) -> bytes:
+    fixed = _LOCAL.pack(
+        b"PK\x03\x04", _VERSION, 0, _DEFLATED, 0, _DOS_DATE, crc, _MAX32, _MAX32, len(name), _LOCAL_EXTRA.size
+    )
+    return fixed + name + _LOCAL_EXTRA.pack(1, 16, size, packed)

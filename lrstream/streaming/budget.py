@@ -7,7 +7,9 @@ episodes and retired ones that are still being decoded. It never exceeds the bud
 Why this cannot stop for ever when it follows a plan: reservations are asked for in the order of
 admission, and the plan keeps the resident episodes plus the next one within the budget. An admission that
 waits therefore waits only for retired episodes, whose decodes need nothing more. Prefetch must keep to
-the same order: episodes prefetched behind the one that waits would hold bytes that nobody gives back.
+the same order: an episode prefetched behind the one that waits would hold bytes that nobody gives back.
+So admission and prefetch reserve at one frontier: in one thread, or under one lock that is held while an
+admission waits (`try_reserve` never waits, and yields to whoever does, but cannot know who comes next).
 """
 
 from __future__ import annotations

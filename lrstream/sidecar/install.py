@@ -98,15 +98,22 @@ class PendingFile:
         self.file: BinaryIO = os.fdopen(descriptor, "w+b")
         self._installed = False
 
-    def install(self) -> None:
-        """Flush to the disk and rename over `destination`; afterwards the name is durable."""
+    def install(self, *, durable: bool = True) -> None:
+        """Rename over `destination`.
+
+        Args:
+            durable: Flush file and directory to the disk first, so that the name survives a power
+                failure with its content; not needed for notes that may be lost.
+        """
         with storage_errors(self.destination, needed_bytes=self.file.tell()):
             self.file.flush()
-            os.fsync(self.file.fileno())
+            if durable:
+                os.fsync(self.file.fileno())
             self.file.close()
             os.replace(self.temporary, self.destination)
             self._installed = True
-            _sync_directory(self.destination.parent)
+            if durable:
+                _sync_directory(self.destination.parent)
 
     def discard(self) -> None:
         """Close and remove the temporary file; does nothing after `install`."""
@@ -126,12 +133,12 @@ class PendingFile:
         self.discard()
 
 
-def write_atomically(destination: Path, data: bytes) -> None:
-    """Install a small file in one call."""
+def write_atomically(destination: Path, data: bytes, *, durable: bool = True) -> None:
+    """Install a small file in one call; `durable` as in `PendingFile.install`."""
     with PendingFile(destination) as pending:
         with storage_errors(destination, needed_bytes=len(data)):
             pending.file.write(data)
-        pending.install()
+        pending.install(durable=durable)
 
 
 def leftovers(directory: Path, name: str | None = None) -> list[Path]:

@@ -1,0 +1,85 @@
+"""Options that several commands share, written once (design.md: they sit on every command).
+
+Every option with a value has a `metavar`: ``FILE``, ``DIR``, ``N``, ``SPEC``, or its choices as
+``one|two``. Completions and the reference are made from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = [
+    "CacheDirOption",
+    "CommonOptions",
+    "DebugOption",
+    "JsonOption",
+    "QuietOption",
+    "RepoIdOption",
+    "RepoType",
+    "RepoTypeOption",
+    "RevisionOption",
+    "VerboseOption",
+]
+
+
+class RepoType(StrEnum):
+    """What OWNER/NAME means on the Hub."""
+
+    dataset = "dataset"
+    bucket = "bucket"
+
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+QuietOption = Annotated[
+    bool, typer.Option("--quiet", "-q", help="No progress, warnings or notices; errors are still told.")
+]
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Tell each step on stderr.")]
+DebugOption = Annotated[bool, typer.Option("--debug", help="Everything, and tracebacks of failures.")]
+CacheDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache-dir",
+        metavar="DIR",
+        help="Local caches, instead of $HF_LEROBOT_HOME (default: ~/.cache/huggingface/lerobot).",
+    ),
+]
+RevisionOption = Annotated[
+    str | None,
+    typer.Option("--revision", metavar="REV", help="Branch, tag or commit of a Hub dataset."),
+]
+RepoIdOption = Annotated[
+    str | None,
+    typer.Option(
+        "--repo-id",
+        metavar="ID",
+        help="Name of the dataset in the sidecar's identity (default: derived from SOURCE).",
+    ),
+]
+RepoTypeOption = Annotated[
+    RepoType,
+    typer.Option("--repo-type", metavar="dataset|bucket", help="What OWNER/NAME means on the Hub."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class CommonOptions:
+    """Values of the options that every command has.
+
+    Attributes:
+        as_json: ``--json``.
+        quiet: ``--quiet``.
+        verbose: ``--verbose``.
+        debug: ``--debug``.
+        cache_dir: ``--cache-dir``.
+    """
+
+    as_json: bool = False
+    quiet: bool = False
+    verbose: bool = False
+    debug: bool = False
+    cache_dir: Path | None = None

@@ -46,6 +46,8 @@ for _name in _UNSET:
     os.environ.pop(_name, None)
 
 # ruff: noqa: E402
+import huggingface_hub.constants  # noqa: F401  (reads the environment now, in every session alike)
+
 from lrstream.demo import WrittenDataset
 from tests.support.datasets import DatasetCache
 

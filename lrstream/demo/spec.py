@@ -152,8 +152,10 @@ class DemoSpec:
             raise UsageError(f"Every episode needs at least one frame, got lengths {self.episode_lengths}.")
         if not self.tasks:
             raise UsageError("A dataset needs at least one task.")
-        counts = (self.episodes_per_data_file, self.episodes_per_row_group, self.chunks_size, self.fps)
-        if min(counts) < 1 or (self.episodes_per_metadata_file or 1) < 1:
+        counts = [self.episodes_per_data_file, self.episodes_per_row_group, self.chunks_size, self.fps]
+        if self.episodes_per_metadata_file is not None:
+            counts.append(self.episodes_per_metadata_file)
+        if min(counts) < 1:
             raise UsageError("fps, chunks_size and the numbers of episodes per file must be at least 1.")
         keys = [camera.key for camera in self.cameras]
         if len(set(keys)) != len(keys) or len(keys) > 16:

@@ -20,7 +20,18 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-__all__ = ["ReferenceDataset"]
+__all__ = ["ReferenceDataset", "frame_to_array"]
+
+
+def frame_to_array(frame: av.VideoFrame, pixel_format: str) -> NDArray[Any]:
+    """Pixels of a decoded frame, converted by FFmpeg's scaler in this thread."""
+    convert: Any = frame.to_ndarray
+    try:
+        # By default newer versions of PyAV start scaler threads for every frame.
+        array: NDArray[Any] = convert(format=pixel_format, threads=1)
+    except TypeError:
+        array = convert(format=pixel_format)
+    return array
 
 
 class ReferenceDataset:
@@ -158,10 +169,10 @@ class ReferenceDataset:
                     assert stream.time_base is not None
                     times.append(float(frame.pts * stream.time_base))
                     if self._is_depth(key):
-                        pictures.append(frame.to_ndarray(format="gray12le")[None].astype(np.int32))
+                        pictures.append(frame_to_array(frame, "gray12le")[None].astype(np.int32))
                     else:
                         pictures.append(
-                            np.ascontiguousarray(frame.to_ndarray(format="rgb24").transpose(2, 0, 1))
+                            np.ascontiguousarray(frame_to_array(frame, "rgb24").transpose(2, 0, 1))
                         )
             self._videos[path] = (pictures, np.array(times))
         return self._videos[path]

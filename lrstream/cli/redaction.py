@@ -21,16 +21,16 @@ _SECRET_VARIABLES = (
 _MIN_SECRET_CHARS = 6
 
 _PATTERNS = (
+    (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), r"\1 ***"),
     # Real tokens have 34 characters after the prefix; the bound spares names such as hf_datasets.
     (re.compile(r"\bhf_[A-Za-z0-9]{20,}"), "hf_***"),
-    (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), r"\1 ***"),
     # Everything after the question mark of a URL: signed URLs differ in what they call their parts.
     (re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]*://[^\s?\"'<>]*)\?[^\s\"'<>)\]]+"), r"\1?***"),
     (re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]*://)[^\s/@\"'<>]+@"), r"\1***@"),
     (
         re.compile(
             r"(?i)\b((?:x-amz-|x-goog-)?(?:signature|credential|security-token|sig|token|secret|password"
-            r"|access_key|secret_key|api_key|key-pair-id|policy))=[^\s&\"'<>,;)]+"
+            r"|access_key|secret_key|api_key|key-pair-id|policy))=(?:'[^']*'|\"[^\"]*\"|[^\s&\"'<>,;)]+)"
         ),
         r"\1=***",
     ),

@@ -56,7 +56,7 @@ class Fault:
     """One rule.
 
     Attributes:
-        pattern: Searched in the path as sent (percent-encoding kept).
+        pattern: Searched in the path without the query, percent-encoding undone.
         kind: What goes wrong.
         times: How many more requests it hits; None for ever.
         probability: Chance that it hits a matching request.

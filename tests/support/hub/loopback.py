@@ -2,9 +2,14 @@
 
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
+
+import huggingface_hub
+import huggingface_hub.constants
+import pytest
 
 from tests.support.hub.accounts import Account, Accounts
 from tests.support.hub.blobs import Blob, BlobStore, blob_of_bytes
@@ -93,8 +98,12 @@ class LoopbackHub:
         Raises:
             AssertionError: The double itself failed while answering; the text holds the tracebacks.
         """
-        for server in self._servers.values():
-            server.stop()
+        # All at once: each listener notices within its polling interval.
+        stops = [threading.Thread(target=server.stop) for server in self._servers.values()]
+        for stop in stops:
+            stop.start()
+        for stop in stops:
+            stop.join()
         shutil.rmtree(self.home, ignore_errors=True)
         errors = self.internal_errors
         assert not errors, "the loopback Hub failed:\n" + "\n".join(errors)
@@ -120,6 +129,21 @@ class LoopbackHub:
     ) -> dict[str, str]:
         """Environment for a child process; `home` defaults to one all children of this Hub share."""
         return client_environment(self.endpoint, home or self.home, token, extra)
+
+    def connect_process(self, monkeypatch: pytest.MonkeyPatch, token: str | None = None) -> None:
+        """Makes this Hub the one of the running process, until the test ends.
+
+        The client reads ``HF_ENDPOINT`` once, when it is imported; so what it made of it is replaced, and its
+        cached file systems are dropped. For uploads through xet use a child process: hf_xet keeps a runtime.
+        """
+        for name, value in self.env(token).items():
+            # Homes and caches are the business of the test's own fixtures.
+            if name in ("HF_ENDPOINT", "HF_TOKEN", "NO_PROXY", "no_proxy"):
+                monkeypatch.setenv(name, value)
+        template = self.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", self.endpoint)
+        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        huggingface_hub.HfFileSystem.clear_instance_cache()
 
     def add_token(self, token: str, account: Account) -> None:
         """Makes another token known."""

@@ -15,7 +15,8 @@ class RequestRecord:
         server: Role of the server that was asked: ``hub``, ``cdn`` or ``cas``.
         method: HTTP method.
         host: Host header as sent, with the port.
-        path: Path as sent (percent-encoding kept), without the query.
+        path: Path with percent-encoding undone, without the query; see `raw_path`.
+        raw_path: Path as sent.
         query: Query string as sent, secrets included; empty when there is none.
         headers: Request headers, names in lower case.
         body_size: Bytes of request body.
@@ -30,6 +31,7 @@ class RequestRecord:
     method: str
     host: str
     path: str
+    raw_path: str
     query: str
     headers: dict[str, str]
     body_size: int = 0
@@ -52,7 +54,7 @@ class RequestRecord:
     @property
     def url(self) -> str:
         """Path and query as sent."""
-        return f"{self.path}?{self.query}" if self.query else self.path
+        return f"{self.raw_path}?{self.query}" if self.query else self.raw_path
 
     def __str__(self) -> str:
         asked = f" [{self.range}]" if self.range else ""
@@ -89,7 +91,7 @@ class RequestLog:
         """Requests that match all the filters given.
 
         Args:
-            path: Regular expression searched in the path as sent.
+            path: Regular expression searched in the unquoted path.
             server: ``hub``, ``cdn`` or ``cas``.
             method: HTTP method.
             status: Status answered.

@@ -181,10 +181,11 @@ class _RoleHandler(BaseHTTPRequestHandler):
         path, _, query = self.path.partition("?")
         body = self._read_body(headers)
         request = Request(self.server.role, self.command, path, query, headers, body)
+        host, readable = headers.get("host", ""), unquote(path)
         record = RequestRecord(
-            self.server.role, self.command, headers.get("host", ""), path, query, headers, len(body)
+            self.server.role, self.command, host, readable, path, query, headers, len(body)
         )
-        fault, slow = self.server.faults.draw(self.server.role, self.command, path)
+        fault, slow = self.server.faults.draw(self.server.role, self.command, readable)
         record.fault = fault.kind if fault else (slow[0].kind if slow else None)
         self.server.log.append(record)
         try:

@@ -1,6 +1,7 @@
 """The loopback Hub as tests use it."""
 
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Mapping
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 import huggingface_hub
-import huggingface_hub.constants
+import huggingface_hub.file_download  # so that its copies of the constants can be replaced
 import pytest
 
 from tests.support.hub.accounts import Account, Accounts
@@ -140,9 +141,15 @@ class LoopbackHub:
             # Homes and caches are the business of the test's own fixtures.
             if name in ("HF_ENDPOINT", "HF_TOKEN", "NO_PROXY", "no_proxy"):
                 monkeypatch.setenv(name, value)
-        template = self.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", self.endpoint)
-        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        replaced = {
+            "ENDPOINT": self.endpoint,
+            "HUGGINGFACE_CO_URL_TEMPLATE": self.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
+        }
+        # Older clients import these names into other modules, where each has a copy.
+        for module_name, module in list(sys.modules.items()):
+            if module_name.partition(".")[0] == "huggingface_hub":
+                for name in replaced.keys() & vars(module).keys():
+                    monkeypatch.setattr(module, name, replaced[name])
         huggingface_hub.HfFileSystem.clear_instance_cache()
 
     def add_token(self, token: str, account: Account) -> None:

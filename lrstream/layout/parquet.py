@@ -26,6 +26,9 @@ _MAGIC = b"PAR1"
 _TAIL_BYTES = 64 * 1024
 # Most bytes that are held in memory before they are decoded.
 _BATCH_BYTES = 32 * 1024 * 1024
+# What pyarrow raises for a damaged file: its own classes, and Python's for names that are not UTF-8
+# and numbers out of range.
+_ARROW_ERRORS = (pa.ArrowException, OSError, ValueError, OverflowError)
 
 
 class ParquetSource:
@@ -58,9 +61,9 @@ class ParquetSource:
         self._content = content
         try:
             self.schema: pa.Schema = metadata.schema.to_arrow_schema()
-        except (pa.ArrowException, OSError) as error:
+            self._leaves = _leaves_by_column(self.schema)
+        except _ARROW_ERRORS as error:
             raise DatasetFormatError(f"{where}: its columns cannot be read by Arrow: {error}.") from error
-        self._leaves = _leaves_by_column(self.schema)
 
     def require_columns(self, names: Sequence[str]) -> None:
         """Raise DatasetFormatError unless all columns are there."""
@@ -103,10 +106,13 @@ class ParquetSource:
         leaf = self._leaves[column][0]
         count = self.metadata.num_row_groups
         low, high = np.full(count, -np.inf), np.full(count, np.inf)
-        for group in range(count):
-            statistics = self.metadata.row_group(group).column(leaf).statistics
-            if statistics is not None and statistics.has_min_max:
-                low[group], high[group] = statistics.min, statistics.max
+        try:
+            for group in range(count):
+                statistics = self.metadata.row_group(group).column(leaf).statistics
+                if statistics is not None and statistics.has_min_max:
+                    low[group], high[group] = statistics.min, statistics.max
+        except _ARROW_ERRORS as error:
+            raise DatasetFormatError(f"{self.where}: bad statistics of {column}: {error}.") from error
         return low, high
 
     def close(self) -> None:
@@ -138,7 +144,7 @@ class ParquetSource:
                 pa.PythonFile(file, mode="r"), metadata=self.metadata, pre_buffer=False
             )
             table = parquet.read_row_groups(groups, columns=list(columns), use_threads=False)
-        except (pa.ArrowException, OSError) as error:
+        except _ARROW_ERRORS as error:
             if file.failure is not None:
                 raise file.failure from error
             raise DatasetFormatError(
@@ -243,7 +249,7 @@ def open_parquet(store: DatasetStore, path: str, size: int | None = None) -> Par
         footer, content = _read_footer(source, where)
         try:
             metadata = pq.ParquetFile(pa.BufferReader(footer)).metadata
-        except (pa.ArrowException, OSError) as error:
+        except _ARROW_ERRORS as error:
             raise DatasetFormatError(
                 f"{where}: its Parquet footer cannot be decoded: {error}.", file_path=path
             ) from error

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,7 +22,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 import fsspec
 
-from lrstream.errors import NotFoundError, UsageError
+from lrstream.errors import AccessError, NotFoundError, UsageError
 
 __all__ = ["Kind", "Location", "RepoType", "parse_location"]
 
@@ -79,6 +80,7 @@ def parse_location(
     Raises:
         UsageError: If the form is not understood, or contradicts ``repo_type`` or ``revision``.
         NotFoundError: If it is local and no such directory exists.
+        AccessError: If it is local and may not be looked at.
     """
     if repo_type not in ("dataset", "bucket"):
         raise UsageError(f"repo_type is {repo_type!r}, expected 'dataset' or 'bucket'.")
@@ -112,12 +114,17 @@ def _local(path: str, revision: str | None) -> Location:
         expanded = Path(path).expanduser()
     except RuntimeError as error:
         raise NotFoundError(f"{path!r}: this user has no home directory ({error}).") from error
-    if not expanded.is_dir():
-        problem = "is not a directory" if expanded.exists() else "does not exist"
+    hint = "Give the directory that contains meta/info.json."
+    try:
+        mode = os.stat(expanded).st_mode
+    except PermissionError as error:
+        raise AccessError(f"The local dataset directory {str(expanded)!r} may not be entered.") from error
+    except OSError as error:
         raise NotFoundError(
-            f"The local dataset directory {str(expanded)!r} {problem}.",
-            hint="Give the directory that contains meta/info.json.",
-        )
+            f"The local dataset directory {str(expanded)!r} does not exist ({error.strerror}).", hint=hint
+        ) from error
+    if not stat.S_ISDIR(mode):
+        raise NotFoundError(f"The local dataset directory {str(expanded)!r} is not a directory.", hint=hint)
     return Location("local", str(expanded), revision=revision)
 
 
@@ -126,7 +133,12 @@ def _from_url(url: str, scheme: str, revision: str | None) -> Location:
         return _from_hf_url(url, revision)
     if scheme in ("file", "local"):
         return _local(_path_of_file_url(url), revision)
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise UsageError(f"The {scheme} URL of the dataset is malformed: {error}.") from error
+    if not (parts.netloc or parts.path.strip("/")):
+        raise UsageError(f"{url!r} names no place within {scheme}.")
     if "@" in parts.netloc and ":" in parts.netloc.rpartition("@")[0]:
         # The root is part of a sidecar's identity and of messages, so a password must not be in it.
         raise UsageError(
@@ -144,13 +156,12 @@ def _from_url(url: str, scheme: str, revision: str | None) -> Location:
                 f"{scheme}://{parts.netloc}{parts.path}: a dataset root is a directory, so its URL has no "
                 "query and no fragment.",
             )
-    if scheme not in fsspec.available_protocols():
+    if scheme not in fsspec.available_protocols() and scheme not in fsspec.registry:
         raise UsageError(
             f"{scheme}:// is no protocol that fsspec knows.",
             hint="Supported are local paths, hf://, and the protocols of installed fsspec file systems.",
         )
-    root = url.rstrip("/") if parts.netloc or parts.path.strip("/") else url
-    return Location("fsspec", root, revision=revision)
+    return Location("fsspec", url.rstrip("/"), revision=revision)
 
 
 def _path_of_file_url(url: str) -> str:

@@ -32,16 +32,15 @@ class OpenFile:
     def candidates(self, value: int) -> list[int]:
         """Row groups that may hold ``value``, ascending (LD-8).
 
-        Row groups without statistics are candidates until they are first asked about; then their
-        column alone is read, once, and its range remembered.
+        Row groups without statistics are candidates until there is a choice to make; then this
+        column alone is read, once, and its range in each of them remembered.
         """
         with self._lock:
             groups = self._matching(value)
             unknown = [group for group in groups if np.isinf(self._low[group])]
             # A single candidate has to be read in any case.
             if unknown and len(groups) > 1:
-                for group in unknown:
-                    self._look_at(group)
+                self._look_at(unknown)
                 groups = self._matching(value)
             return groups
 
@@ -49,12 +48,16 @@ class OpenFile:
         matching: NDArray[np.intp] = np.flatnonzero((self._low <= value) & (value <= self._high))
         return [int(group) for group in matching]
 
-    def _look_at(self, group: int) -> None:
-        values = self.source.read([self._column], [group]).column(0).drop_null().to_numpy()
-        if values.size:
-            self._low[group], self._high[group] = values.min(), values.max()
-        else:
-            self._low[group], self._high[group] = np.inf, -np.inf
+    def _look_at(self, groups: list[int]) -> None:
+        column = self.source.read([self._column], groups).column(0)
+        first = 0
+        for group in groups:
+            num_rows = self.source.metadata.row_group(group).num_rows
+            values = column.slice(first, num_rows).drop_null().to_numpy()
+            first += num_rows
+            # A group without values matches nothing.
+            self._low[group] = values.min() if values.size else np.inf
+            self._high[group] = values.max() if values.size else -np.inf
 
 
 class _Entry:

@@ -133,6 +133,13 @@ class ArchiveReader:
         """
         return sum(track.samples.num_samples for track in self.tracks())
 
+    def directory_listing(self) -> bytes:
+        """Name, sizes, place and CRC-32 of every member: equal for two archives of equal content."""
+        return "".join(
+            f"{info.filename} {info.CRC} {info.file_size} {info.compress_size} {info.header_offset}\n"
+            for info in self._zip.infolist()
+        ).encode("utf-8", "surrogatepass")
+
     def close(self) -> None:
         """Close the file; reading afterwards is an error."""
         self._zip.close()

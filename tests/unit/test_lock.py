@@ -180,7 +180,7 @@ def test_a_directory_that_refuses_the_lock_is_named(path: Path, monkeypatch: pyt
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", read_only)
-        with pytest.raises(AccessError, match="Read-only file system.*HF_LEROBOT_HOME"):
+        with pytest.raises(AccessError, match=r"Read-only file system.*HF_LEROBOT_HOME"):
             ProcessLock(path).acquire(1)
 
 

@@ -1,0 +1,208 @@
+"""The mapped index: one Arrow IPC file, one row for each source file, sorted by path.
+
+Any Arrow tool reads it; `docs/reference` describes the columns. A row holds the scalars of a
+`TrackIndex` and, for each array of its sample table, the encoded form of `encoding`:
+
+    durations, compositions, sizes   as they are
+    offsets                          less the sizes before them where ``offsets_contiguous``, since
+                                     samples mostly follow each other without a gap
+    sync                             the first keyframe, and the steps from one to the next
+    pts                              nothing where `presentation_times_s` gives the same bits from
+                                     ``pts_offset_s``; dense float64 elsewhere
+
+Rows are grouped into record batches of bounded size, so that writing needs no more memory than
+one of them, and a reader maps only the batches that it looks into.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from lrstream.errors import SidecarError
+from lrstream.index.encoding import EncodedArray, decode, encode
+from lrstream.mp4.track import SampleTable, TrackIndex
+from lrstream.timebase import presentation_times_s
+
+__all__ = ["FORMAT_VERSION", "SCHEMA", "track_from_row", "track_to_row"]
+
+# A new number gives a new directory beside the old one (SC-9), and readers refuse other numbers.
+FORMAT_VERSION = 1
+
+ENCODED = ("durations", "compositions", "sizes", "offsets", "sync")
+
+_SCALARS: dict[str, pa.DataType] = {
+    "file_size": pa.int64(),
+    "moov_offset": pa.int64(),
+    "mdat_offset": pa.int64(),
+    "mdat_payload_offset": pa.int64(),
+    "mdat_payload_size": pa.int64(),
+    "faststart": pa.bool_(),
+    "timescale": pa.uint32(),
+    "duration_ticks": pa.int64(),
+    "track_id": pa.uint32(),
+    "width": pa.uint16(),
+    "height": pa.uint16(),
+}
+# A dataset has few different ones, shared by all files of a camera.
+_SHARED: dict[str, pa.DataType] = {"codec": pa.string(), "ftyp": pa.binary(), "stsd_body": pa.binary()}
+
+
+def _schema() -> pa.Schema:
+    fields = [pa.field("path", pa.string(), nullable=False), pa.field("fingerprint", pa.string())]
+    fields += [pa.field(name, kind, nullable=False) for name, kind in _SCALARS.items()]
+    fields += [
+        pa.field(name, pa.dictionary(pa.int32(), kind), nullable=False) for name, kind in _SHARED.items()
+    ]
+    plain: dict[str, pa.DataType] = {
+        "num_samples": pa.int64(),
+        "num_sync": pa.int64(),
+        "sync_first": pa.int64(),
+        "offsets_contiguous": pa.bool_(),
+        "pts_derived": pa.bool_(),
+        "pts_offset_s": pa.float64(),
+        "pts_data": pa.large_binary(),
+    }
+    fields += [pa.field(name, kind, nullable=False) for name, kind in plain.items()]
+    for name in ENCODED:
+        parts = {
+            "kind": pa.uint8(), "width": pa.uint8(), "num_runs": pa.int64(),
+            "base": pa.int64(), "scale": pa.uint64(), "data": pa.large_binary(),
+        }  # fmt: skip
+        fields += [pa.field(f"{name}_{part}", kind, nullable=False) for part, kind in parts.items()]
+    return pa.schema(fields)
+
+
+SCHEMA = _schema()
+
+
+def track_to_row(track: TrackIndex, fingerprint: str | None) -> dict[str, Any]:
+    """One row as Python values by column name.
+
+    Args:
+        track: A checked track with int64 and float64 arrays.
+        fingerprint: Content identity of the source, if the sidecar has one.
+    """
+    samples = track.samples
+    row: dict[str, Any] = {"path": track.file_path, "fingerprint": fingerprint}
+    row |= {name: getattr(track, name) for name in (*_SCALARS, *_SHARED)}
+    row |= {
+        "num_samples": samples.num_samples,
+        "num_sync": len(samples.sync_samples),
+        "sync_first": int(samples.sync_samples[0]),
+    }
+    sizes, offsets = _int64(samples.sizes_bytes), _int64(samples.offsets_bytes)
+    plain, gapless = encode(offsets), encode(offsets - _before(sizes))
+    row["offsets_contiguous"] = len(gapless.data) < len(plain.data)
+    arrays = {
+        "durations": encode(_int64(samples.durations_ticks)),
+        "compositions": encode(_int64(samples.composition_offsets_ticks)),
+        "sizes": encode(sizes),
+        "offsets": gapless if row["offsets_contiguous"] else plain,
+        "sync": encode(np.diff(_int64(samples.sync_samples))),
+    }
+    for name, array in arrays.items():
+        row |= {f"{name}_{part}": value for part, value in array._asdict().items()}
+    offset_s = derivable_offset_s(samples, track.timescale)
+    row["pts_derived"] = offset_s is not None
+    row["pts_offset_s"] = 0.0 if offset_s is None else offset_s
+    row["pts_data"] = b"" if offset_s is not None else samples.pts_s.astype("<f8").tobytes()
+    return row
+
+
+def track_from_row(row: dict[str, Any]) -> TrackIndex:
+    """The track that `track_to_row` was given; arrays are int64 and float64 and read-only.
+
+    Args:
+        row: Values by column name; binary columns may be any buffer.
+
+    Raises:
+        SidecarError: The row contradicts itself.
+    """
+    count, num_sync = row["num_samples"], row["num_sync"]
+    if count < 1 or not 1 <= num_sync <= count:
+        raise SidecarError(f"The mapped index gives {row['path']} {count} samples and {num_sync} keyframes.")
+    arrays = {
+        name: EncodedArray(*(row[f"{name}_{part}"] for part in EncodedArray._fields)) for name in ENCODED
+    }
+    durations = decode(arrays["durations"], count)
+    compositions = decode(arrays["compositions"], count)
+    sizes = decode(arrays["sizes"], count)
+    offsets = decode(arrays["offsets"], count)
+    if row["offsets_contiguous"]:
+        offsets = _frozen(offsets + _before(sizes))
+    sync = np.empty(num_sync, np.int64)
+    sync[0] = row["sync_first"]
+    np.cumsum(decode(arrays["sync"], num_sync - 1), out=sync[1:])
+    sync[1:] += sync[0]
+    if row["pts_derived"]:
+        pts = presentation_times_s(durations, compositions, row["timescale"], row["pts_offset_s"])
+    else:
+        if len(row["pts_data"]) != 8 * count:
+            raise SidecarError(
+                f"The mapped index holds {len(row['pts_data'])} bytes of times for {count} samples."
+            )
+        pts = np.require(np.frombuffer(row["pts_data"], "<f8", count), np.float64, ["ALIGNED"])
+    samples = SampleTable(_frozen(pts), durations, compositions, sizes, offsets, _frozen(sync))
+    _check_bounds(samples, row)
+    scalars = {name: row[name] for name in (*_SCALARS, *_SHARED)}
+    return TrackIndex(file_path=row["path"], **scalars, samples=samples)
+
+
+def derivable_offset_s(samples: SampleTable, timescale: int) -> float | None:
+    """The edit offset from which the formula of MP-2 gives the times bit for bit, or None.
+
+    The archive holds the sum of composition time and edit offset, rounded, not the offset. It is
+    taken from the sample where the rounding is smallest, then as the nearest whole number of
+    ticks (an encoder delay), and every candidate has to reproduce the whole array.
+    """
+    durations = _int64(samples.durations_ticks)
+    compositions = _int64(samples.composition_offsets_ticks)
+    bare = presentation_times_s(durations, compositions, timescale, 0.0)
+    wanted = np.ascontiguousarray(samples.pts_s, np.float64).view(np.int64)
+    smallest = (int(np.argmin(np.abs(bare))), int(np.argmin(np.abs(samples.pts_s))), 0)
+    guesses = [0.0]
+    for at in smallest:
+        difference = float(samples.pts_s[at] - bare[at])
+        guesses += [difference, round(difference * timescale) / timescale]
+    for guess in dict.fromkeys(guesses):
+        derived = bare + guess if guess != 0.0 else bare
+        if np.array_equal(derived.view(np.int64), wanted):
+            return guess
+    return None
+
+
+def _check_bounds(samples: SampleTable, row: dict[str, Any]) -> None:
+    """Nothing that is read later may lie outside its file: a damaged index must not pass for a good one."""
+    ends = samples.offsets_bytes + samples.sizes_bytes
+    sync = samples.sync_samples
+    if (
+        int(samples.sizes_bytes.min()) < 0
+        or int(samples.offsets_bytes.min()) < 0
+        or max(map(int, (samples.sizes_bytes.max(), samples.offsets_bytes.max(), ends.max())))
+        > row["file_size"]
+        or int(sync[0]) < 0
+        or int(sync[-1]) >= samples.num_samples
+        or (np.diff(sync) <= 0).any()
+        or not np.isfinite(samples.pts_s).all()
+    ):
+        raise SidecarError(f"The mapped index has values for {row['path']} that lie outside the file.")
+
+
+def _before(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Bytes of all samples before each one, int64."""
+    before: NDArray[np.int64] = np.cumsum(sizes)
+    before -= sizes
+    return before
+
+
+def _int64(array: NDArray[Any]) -> NDArray[np.int64]:
+    return np.ascontiguousarray(array, dtype=np.int64)
+
+
+def _frozen(array: NDArray[Any]) -> NDArray[Any]:
+    array.flags.writeable = False
+    return array

@@ -1,0 +1,405 @@
+"""Opening the index of a sidecar: mapped where possible, and records only for the files asked for.
+
+Opening maps a file and reads its footer, whatever the number of source files. A record is looked
+up by binary search and decoded when asked for (SC-10); all processes of a machine share the mapped
+pages.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from lrstream.errors import AccessError, LrstreamError, NotFoundError, SidecarError
+from lrstream.index.convert import convert
+from lrstream.index.format import FORMAT_VERSION, SCHEMA, track_from_row
+from lrstream.index.generation import IndexDirectory, content_key
+from lrstream.mp4.track import TrackIndex
+from lrstream.sidecar.archive import ArchiveReader
+from lrstream.sidecar.identity import SidecarIdentity, SourceFile
+from lrstream.sidecar.install import reclaim_leftovers
+from lrstream.sidecar.lock import ProcessLock
+from lrstream.storage.home import lerobot_home
+from lrstream.storage.per_process import PerProcess
+
+__all__ = ["ArchiveIndex", "MappedIndex", "SampleIndex", "find_index", "open_index"]
+
+logger = logging.getLogger(__name__)
+
+# Decoded records kept by each process. Decoding one again costs about a millisecond for 100,000
+# pictures, so this only spares work when neighbouring episodes are planned one after the other.
+_CACHE_BYTES = 64 << 20
+
+_REMAKE = "Remove this file; it will be made again from the sidecar."
+
+Result = TypeVar("Result")
+
+
+class SampleIndex(Protocol):
+    """Sample tables by source file. Thread-safe and picklable; opened anew in each process."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Paths of all source files, sorted."""
+        ...
+
+    @property
+    def identity(self) -> SidecarIdentity:
+        """What the index was built from."""
+        ...
+
+    def track(self, file_path: str) -> TrackIndex:
+        """The record of one source file, arrays read-only.
+
+        Cheap to ask for again; keep spans rather than records. Raises NotFoundError and SidecarError.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release this process's handle; a later call opens it again."""
+        ...
+
+
+class HasPath(Protocol):
+    """Anything that says where an archive is, such as a resolved sidecar."""
+
+    @property
+    def path(self) -> Path: ...
+
+
+class _RecordCache:
+    """Recently decoded records, bounded by the memory of their arrays."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._records: OrderedDict[str, TrackIndex] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, path: str) -> TrackIndex | None:
+        record = self._records.get(path)
+        if record is not None:
+            self._records.move_to_end(path)
+        return record
+
+    def put(self, path: str, record: TrackIndex) -> None:
+        self._records[path] = record
+        self._bytes += _memory(record)
+        while self._bytes > _CACHE_BYTES and len(self._records) > 1:
+            _, oldest = self._records.popitem(last=False)
+            self._bytes -= _memory(oldest)
+
+
+class _Mapping(_RecordCache):
+    """The mapped file in one process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.file: pa.MemoryMappedFile | None = None
+        self.reader: pa.ipc.RecordBatchFileReader | None = None
+        self._batches: dict[int, pa.RecordBatch] = {}
+
+    def open(self, path: Path) -> pa.ipc.RecordBatchFileReader:
+        if self.reader is None:
+            try:
+                self.file = pa.memory_map(str(path))
+                self.reader = pa.ipc.open_file(self.file)
+            except FileNotFoundError as error:
+                raise NotFoundError(f"There is no mapped index at {path}.", path=str(path)) from error
+            except (OSError, pa.ArrowException) as error:
+                raise SidecarError(
+                    f"The mapped index {path} cannot be opened: {error}.", path=str(path)
+                ) from error
+        return self.reader
+
+    def batch(self, number: int) -> pa.RecordBatch:
+        batch = self._batches.get(number)
+        if batch is None:
+            assert self.reader is not None
+            batch = self.reader.get_batch(number)
+            # Offsets inside the columns are checked once; afterwards cells can be sliced safely.
+            batch.validate(full=True)
+            self._batches[number] = batch
+        return batch
+
+
+class MappedIndex:
+    """A mapped index file. Thread-safe, picklable (by path), independent in each process.
+
+    Args:
+        path: The Arrow file of one generation.
+
+    Raises:
+        NotFoundError: There is no such file.
+        SidecarError: It is no mapped index of this format.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._mapping: PerProcess[_Mapping] = PerProcess(_Mapping)
+        mapping = self._mapping.get()
+        with mapping.lock:
+            schema = mapping.open(path).schema
+        metadata = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
+        if metadata.get("lrstream.format") != str(FORMAT_VERSION) or not schema.equals(SCHEMA):
+            raise SidecarError(f"{path} is not a mapped index of format {FORMAT_VERSION}.", path=str(path))
+        self._metadata = metadata
+
+    @property
+    def key(self) -> str:
+        """Content key of the archive that this index was made from."""
+        return str(self._metadata["lrstream.key"])
+
+    def __len__(self) -> int:
+        """Number of source files."""
+        return int(self._metadata["lrstream.num_files"])
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Paths of all source files, sorted (reads the path column)."""
+        return tuple(self._column("path"))
+
+    @property
+    def identity(self) -> SidecarIdentity:
+        """Identity of the sidecar that this index was made from (reads three columns)."""
+        paths, fingerprints = self._column("path"), self._column("fingerprint")
+        files = map(SourceFile, paths, self._column("file_size"))
+        return SidecarIdentity(
+            self._metadata["lrstream.repo_id"],
+            self._metadata["lrstream.revision"],
+            self._metadata["lrstream.data_root"],
+            tuple(files),
+            {path: text for path, text in zip(paths, fingerprints, strict=True) if text is not None},
+        )
+
+    def track(self, file_path: str) -> TrackIndex:
+        """The record of one source file; arrays are int64 and float64, read-only.
+
+        Raises:
+            NotFoundError: The index does not cover this file.
+            SidecarError: The index is damaged.
+        """
+        mapping = self._mapping.get()
+        with mapping.lock:
+            record = mapping.get(file_path)
+            if record is None:
+                record = self._guarded(partial(self._read, mapping, file_path))
+                mapping.put(file_path, record)
+            return record
+
+    def close(self) -> None:
+        """Unmap the file in this process, as far as no array still refers to it."""
+        self._mapping.drop()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MappedIndex, (self.path,)
+
+    def __repr__(self) -> str:
+        return f"MappedIndex({str(self.path)!r}, {len(self)} files)"
+
+    def _read(self, mapping: _Mapping, file_path: str) -> TrackIndex:
+        found = _find(mapping, mapping.open(self.path).num_record_batches, file_path)
+        if found is None:
+            raise NotFoundError(
+                f"{file_path} is not in the index {self.path} ({len(self)} source files).",
+                hint="The sidecar belongs to another selection or revision of the dataset.",
+                file_path=file_path,
+            )
+        batch, place = found
+        row: dict[str, Any] = {}
+        for number, name in enumerate(SCHEMA.names):
+            cell = batch.column(number)[place]
+            # Arrays stay where they are mapped; only scalars become Python objects.
+            row[name] = cell.as_buffer() if name.endswith("_data") else cell.as_py()
+        return track_from_row(row)
+
+    def _column(self, name: str) -> list[Any]:
+        mapping = self._mapping.get()
+        with mapping.lock:
+            reader = mapping.open(self.path)
+            number = SCHEMA.names.index(name)
+
+            def read() -> list[Any]:
+                values: list[Any] = []
+                for batch in range(reader.num_record_batches):
+                    values += mapping.batch(batch).column(number).to_pylist()
+                return values
+
+            return self._guarded(read)
+
+    def _guarded(self, read: Callable[[], Result]) -> Result:
+        try:
+            return read()
+        except (pa.ArrowException, OSError, ValueError, IndexError, OverflowError) as error:
+            if isinstance(error, LrstreamError) and error.hint is not None:
+                raise
+            raise SidecarError(
+                f"The mapped index {self.path} is damaged: {error}", hint=_REMAKE, path=str(self.path)
+            ) from error
+
+
+class _OpenArchive(_RecordCache):
+    """The archive in one process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reader: ArchiveReader | None = None
+
+
+class ArchiveIndex:
+    """The same interface over the archive itself, for caches where nothing can be written.
+
+    Costs memory in each process for the manifest of all source files. Thread-safe, picklable.
+
+    Args:
+        path: The sidecar archive.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._archive: PerProcess[_OpenArchive] = PerProcess(_OpenArchive)
+        self.paths  # noqa: B018 - opens and checks it now rather than at the first sample
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Paths of all source files, sorted."""
+        return self.identity.paths
+
+    @property
+    def identity(self) -> SidecarIdentity:
+        """What the archive was built from."""
+        archive = self._archive.get()
+        with archive.lock:
+            return self._reader(archive).identity
+
+    def track(self, file_path: str) -> TrackIndex:
+        """The record of one source file, arrays read-only."""
+        archive = self._archive.get()
+        with archive.lock:
+            record = archive.get(file_path)
+            if record is None:
+                record = self._reader(archive).track(file_path)
+                archive.put(file_path, record)
+            return record
+
+    def close(self) -> None:
+        """Close the archive in this process."""
+        archive = self._archive.drop()
+        if archive is not None and archive.reader is not None:
+            archive.reader.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ArchiveIndex, (self.path,)
+
+    def _reader(self, archive: _OpenArchive) -> ArchiveReader:
+        if archive.reader is None:
+            archive.reader = ArchiveReader(self.path)
+        return archive.reader
+
+
+def find_index(archive: Path, *, home: Path | None = None) -> MappedIndex | None:
+    """The mapped index of an archive as it is now, if one exists already; writes nothing."""
+    generation = IndexDirectory(archive, home or lerobot_home()).current()
+    return None if generation is None else _open_if_valid(generation)
+
+
+def open_index(
+    archive: Path | HasPath, *, home: Path | None = None, lock_timeout_s: float = 1800.0
+) -> MappedIndex | ArchiveIndex:
+    """The index of a sidecar archive, converted first where that has not been done (SC-9).
+
+    Args:
+        archive: The archive, or a resolved sidecar.
+        home: LeRobot's home directory; from the environment when None.
+        lock_timeout_s: How long to wait for another process that is converting the same archive.
+
+    Returns:
+        The mapped index; the archive itself behind the same interface where no index can be written.
+
+    Raises:
+        NotFoundError: There is no such archive.
+        SidecarError: The archive is invalid.
+        SidecarLockTimeoutError: Another process held the lock all the time.
+        DiskFullError: No space is left for the index.
+    """
+    path = archive if isinstance(archive, Path) else archive.path
+    directory = IndexDirectory(path, home or lerobot_home())
+    found = _current(directory)
+    if found is not None:
+        return found
+    with ArchiveReader(path) as reader:
+        key = content_key(reader)
+        destination = directory.generation(key)
+        # Taken before conversion: if the archive is replaced meanwhile, the note matches nothing.
+        state = directory.archive_state()
+        try:
+            with ProcessLock(directory.lock_path) as lock:
+                index = lock.acquire(lock_timeout_s, ready=lambda: _current(directory))
+                if index is not None:
+                    return index
+                index = _open_if_valid(destination)
+                if index is None:
+                    reclaim_leftovers(destination)
+                    convert(reader, destination, key=key, progress=lock.progress)
+                    index = MappedIndex(destination)
+                directory.note_current(key, state)
+                return index
+        except AccessError as error:
+            index = _open_if_valid(destination)
+            if index is not None:
+                return index
+            logger.warning("Reading the sidecar %s without a mapped index: %s", path, error)
+            return ArchiveIndex(path)
+
+
+def _current(directory: IndexDirectory) -> MappedIndex | None:
+    generation = directory.current()
+    return None if generation is None else _open_if_valid(generation)
+
+
+def _open_if_valid(generation: Path) -> MappedIndex | None:
+    """The index, or None where it is absent or damaged (and will be made again)."""
+    try:
+        return MappedIndex(generation)
+    except NotFoundError:
+        return None
+    except SidecarError as error:
+        logger.warning("%s It will be made again.", error)
+        return None
+
+
+def _find(mapping: _Mapping, num_batches: int, path: str) -> tuple[pa.RecordBatch, int] | None:
+    """Batch and row of a path, by binary search over batches and then rows."""
+    low, high = 0, num_batches
+    while high - low > 1:
+        middle = (low + high) // 2
+        if mapping.batch(middle).column(0)[0].as_py() <= path:
+            low = middle
+        else:
+            high = middle
+    if num_batches == 0:
+        return None
+    batch = mapping.batch(low)
+    paths = batch.column(0)
+    low, high = 0, len(paths)
+    while low < high:
+        middle = (low + high) // 2
+        if paths[middle].as_py() < path:
+            low = middle + 1
+        else:
+            high = middle
+    return (batch, low) if low < len(paths) and paths[low].as_py() == path else None
+
+
+def _memory(record: TrackIndex) -> int:
+    """Bytes of the arrays that were widened; a broadcast constant takes none."""
+    samples = record.samples
+    arrays = (getattr(samples, name) for name in samples.__slots__)
+    return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray) and any(array.strides))

@@ -212,8 +212,13 @@ def convert_depth_unit(depth: torch.Tensor, stored: str | None, unit: str) -> to
 
 
 def to_unit_range(pictures: torch.Tensor) -> torch.Tensor:
-    """uint8 pictures as float32 in [0, 1]: divided by 255, a new tensor of the same shape."""
-    return pictures.to(torch.float32).div_(255)
+    """uint8 pictures as float32 in [0, 1]: divided by 255, a new tensor of the same shape.
+
+    By numpy, because torch would start its pool of OpenMP threads beside every decode thread.
+    """
+    scaled = pictures.numpy().astype(np.float32)
+    scaled /= np.float32(255)
+    return torch.from_numpy(scaled)
 
 
 def decode_image(encoded: bytes, *, keep_uint8: bool) -> torch.Tensor:

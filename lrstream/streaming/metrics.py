@@ -1,0 +1,133 @@
+"""Counters of one loader in one process: where time goes, and how long training waits (LD-13)."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+__all__ = ["LoaderMetrics", "Stage", "WaitHistogram"]
+
+Stage = Literal["rows", "payload", "assembly", "decode", "transform"]
+"""Per episode: Parquet rows, MP4 ranges, building the record. Per sample: decoding, image transforms."""
+
+_STAGES: tuple[Stage, ...] = ("rows", "payload", "assembly", "decode", "transform")
+
+# Waits are counted in buckets whose bounds grow by a quarter of a power of two from a microsecond on, so
+# a percentile is right within 19 % and the memory is constant.
+_FIRST_BOUND_S = 1e-6
+_BUCKETS_PER_DOUBLING = 4
+_NUM_BUCKETS = 36 * _BUCKETS_PER_DOUBLING
+
+
+class WaitHistogram:
+    """Distribution of waiting times in constant memory. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * _NUM_BUCKETS
+        self.count = 0
+        self.total_s = 0.0
+        self.longest_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count one wait."""
+        bucket = 0
+        if seconds > _FIRST_BOUND_S:
+            bucket = math.ceil(math.log2(seconds / _FIRST_BOUND_S) * _BUCKETS_PER_DOUBLING)
+        self._counts[min(bucket, _NUM_BUCKETS - 1)] += 1
+        self.count += 1
+        self.total_s += seconds
+        self.longest_s = max(self.longest_s, seconds)
+
+    def percentile_s(self, percent: float) -> float:
+        """Upper bound of the bucket in which the percentile lies, seconds; 0 without waits."""
+        if self.count == 0:
+            return 0.0
+        wanted = math.ceil(self.count * percent / 100)
+        seen = 0
+        for bucket, count in enumerate(self._counts):
+            seen += count
+            if seen >= wanted:
+                return min(self.longest_s, _FIRST_BOUND_S * 2 ** (bucket / _BUCKETS_PER_DOUBLING))
+        return self.longest_s
+
+
+class LoaderMetrics:
+    """Thread-safe counters; they only grow."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seconds: dict[str, float] = dict.fromkeys(_STAGES, 0.0)
+        self._counts: dict[str, int] = dict.fromkeys(_STAGES, 0)
+        self._waits = WaitHistogram()
+        self._samples = 0
+        self._episodes = 0
+        self._fetched_bytes = 0
+        self._refill_stalls = 0
+        self._refill_stall_s = 0.0
+
+    @contextmanager
+    def timed(self, stage: Stage) -> Iterator[None]:
+        """Count one piece of work of a stage and the wall time it took, also if it fails."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - started
+            with self._lock:
+                self._seconds[stage] += seconds
+                self._counts[stage] += 1
+
+    def add_payload(self, num_bytes: int) -> None:
+        """Count bytes of MP4 payload that arrived."""
+        with self._lock:
+            self._fetched_bytes += num_bytes
+
+    def add_episode(self) -> None:
+        """Count an episode that was loaded."""
+        with self._lock:
+            self._episodes += 1
+
+    def add_sample(self, waited_s: float) -> None:
+        """Count a delivered sample and how long the consumer waited for it."""
+        with self._lock:
+            self._samples += 1
+            self._waits.add(waited_s)
+
+    def add_refill_stall(self, seconds: float) -> None:
+        """Count an anchor that had to wait for its episode to arrive, with nothing else left to give."""
+        with self._lock:
+            self._refill_stalls += 1
+            self._refill_stall_s += seconds
+
+    def snapshot(self) -> dict[str, Any]:
+        """All counters: plain numbers by name; stages with `count`, `seconds` and `per_s`."""
+        with self._lock:
+            samples = self._samples
+            return {
+                "samples": samples,
+                "episodes_loaded": self._episodes,
+                "fetched_bytes": self._fetched_bytes,
+                "fetched_bytes_per_sample": self._fetched_bytes / samples if samples else 0.0,
+                "stages": {
+                    stage: {
+                        "count": self._counts[stage],
+                        "seconds": self._seconds[stage],
+                        "per_s": self._counts[stage] / self._seconds[stage] if self._seconds[stage] else 0.0,
+                    }
+                    for stage in _STAGES
+                },
+                "wait_s": {
+                    "count": self._waits.count,
+                    "total": self._waits.total_s,
+                    "max": self._waits.longest_s,
+                    "p50": self._waits.percentile_s(50),
+                    "p95": self._waits.percentile_s(95),
+                    "p99": self._waits.percentile_s(99),
+                },
+                "refill_stalls": self._refill_stalls,
+                "refill_stall_s": self._refill_stall_s,
+            }

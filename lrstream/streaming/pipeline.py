@@ -1,0 +1,318 @@
+"""From a plan to samples: admission, fetching, decoding and delivery in planned order.
+
+```
+plan ─► frontier ─► fetch threads ─► byte cache ─► decode threads ─► reorder ─► consumer
+        (admit, prefetch)            (leases)      (decoded_queue_size ahead)
+```
+The consumer drives. Each time it asks for a sample, it first moves the frontier and hands out anchors
+until `decoded_queue_size` of them are under way, then waits for the one whose turn it is. There is no
+thread that plans, hence nothing to synchronize but two queues, and an epoch is abandoned simply by
+asking no more. Decode threads finish in any order; samples leave in that of the plan.
+
+An error of any stage is raised at the sample it belongs to, after all samples before it (K19): a failed
+fetch at the episode's first anchor, a failed decode at its own.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import time
+import warnings
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lrstream.errors import LrstreamError
+from lrstream.streaming.budget import EpisodeByteCache, Lease
+from lrstream.streaming.decode import DecoderPool
+from lrstream.streaming.episode import EpisodeRecord
+from lrstream.streaming.fetch import EpisodeLoader, FetchFrontier
+from lrstream.streaming.metrics import LoaderMetrics
+from lrstream.streaming.pool import AnchorPlan, PlanBlock
+from lrstream.streaming.samples import Sample, SampleBuilder
+from lrstream.streaming.threads import JobThreads
+
+__all__ = ["EpochPipeline", "PipelineOptions"]
+
+# How long an abandoned epoch waits for reads that are under way; they cannot be interrupted.
+_CLOSE_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineOptions:
+    """Limits of one worker's pipeline.
+
+    Attributes:
+        prefetch_episodes: Episodes fetched ahead of the pool.
+        max_in_flight: Episodes fetched at once.
+        decode_threads: Threads that assemble and decode samples.
+        decoded_queue_size: Samples decoded or being decoded ahead of the consumer.
+        transform_in_threads: Whether image transforms run on the decode threads rather than in the
+            consumer's (LD-9).
+    """
+
+    prefetch_episodes: int
+    max_in_flight: int
+    decode_threads: int
+    decoded_queue_size: int
+    transform_in_threads: bool
+
+
+class _Outcome(NamedTuple):
+    """What a decode thread has made of an anchor."""
+
+    number: int
+    sample: Sample | None
+    error: BaseException | None
+
+
+class _Anchor(NamedTuple):
+    """An anchor to be scheduled, and the episodes whose last anchors are up to here."""
+
+    episode: int
+    frame: int
+    retired: tuple[int, ...]
+
+
+class EpochPipeline:
+    """The rest of one epoch of one worker, as an iterator of samples.
+
+    Belongs to one process, and to one thread at a time. Ends its threads when it is exhausted, fails, is
+    closed, or is garbage collected; at interpreter exit at the latest.
+
+    Args:
+        plan: What to deliver, in which order.
+        positions: Position in the episode table of each episode of the plan, int64.
+        sizes: Exact bytes of each episode of the plan, int64.
+        budget_bytes: Byte budget of this worker; None for no limit.
+        loader: Loads episodes.
+        builder: Makes samples.
+        decoders: Open decoders, shared with other pipelines of the process.
+        options: Limits.
+        metrics: Where times and counts go.
+        skip_anchors: Anchors of the plan that were delivered before.
+    """
+
+    def __init__(
+        self,
+        plan: AnchorPlan,
+        positions: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        *,
+        budget_bytes: int | None,
+        loader: EpisodeLoader,
+        builder: SampleBuilder,
+        decoders: DecoderPool,
+        options: PipelineOptions,
+        metrics: LoaderMetrics,
+        skip_anchors: int = 0,
+    ) -> None:
+        self._builder = builder
+        self._options = options
+        self._metrics = metrics
+        self._cache: EpisodeByteCache[int, EpisodeRecord] = EpisodeByteCache(budget_bytes)
+        tail = plan.skip(skip_anchors)
+        self._frontier = FetchFrontier(
+            loader,
+            self._cache,
+            positions,
+            [*tail.resident, *tail.upcoming.tolist()],
+            sizes,
+            prefetch_episodes=options.prefetch_episodes,
+            max_in_flight=options.max_in_flight,
+        )
+        self._decoding = _DecodeStage(builder, decoders, options, metrics)
+        self._blocks = tail.blocks
+        self._admitting: list[int] = []  # of the current block, still waiting for room; reversed
+        self._block: Iterator[_Anchor] = iter(())
+        self._next_anchor: _Anchor | None = None
+        self._is_planned_out = False
+        self._num_scheduled = 0
+        self._num_delivered = 0
+        self._early: dict[int, _Outcome] = {}  # finished before their turn
+        self._end = weakref.finalize(self, _end, os.getpid(), self._frontier, self._decoding, self._cache)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes reserved now."""
+        return self._cache.reserved_bytes
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of payloads in memory now."""
+        return self._cache.resident_bytes
+
+    @property
+    def cache(self) -> EpisodeByteCache[int, EpisodeRecord]:
+        """Reservations and payloads."""
+        return self._cache
+
+    def __iter__(self) -> Iterator[Sample]:
+        return self
+
+    def __next__(self) -> Sample:
+        if not self._end.alive:
+            raise StopIteration
+        started = time.perf_counter()
+        try:
+            self._schedule()
+            if self._num_delivered == self._num_scheduled:
+                self.close()
+                raise StopIteration
+            outcome = self._wait_for(self._num_delivered)
+            if outcome.error is not None:
+                raise outcome.error
+            if outcome.sample is None:
+                raise LrstreamError("A decode thread gave neither a sample nor an error.")
+            self._num_delivered += 1
+            self._metrics.add_sample(time.perf_counter() - started)
+            if self._options.transform_in_threads:
+                return outcome.sample
+            with self._metrics.timed("transform"):
+                return self._builder.transform(outcome.sample)
+        except BaseException:
+            # Also Ctrl-C: whoever stops here wants no threads to go on.
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End all threads and drop what is in memory; more calls do nothing."""
+        self._early.clear()
+        self._end()
+
+    def _wait_for(self, number: int) -> _Outcome:
+        while (outcome := self._early.pop(number, None)) is None:
+            finished = self._decoding.outcomes.get()
+            self._early[finished.number] = finished
+        return outcome
+
+    # -- scheduling -------------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        """Hand out anchors up to the queue's size, or until one of them has to wait."""
+        while self._num_scheduled - self._num_delivered < self._options.decoded_queue_size:
+            is_idle = self._num_scheduled == self._num_delivered
+            if not self._admit_block(is_idle):
+                return
+            anchor = self._peek()
+            if anchor is None:
+                if self._is_planned_out:
+                    return
+                continue
+            arrival = self._frontier.arrival(anchor.episode)
+            if not arrival.done():
+                if not is_idle:
+                    return  # what is decoded already goes first
+                started = time.perf_counter()
+                try:
+                    arrival.result()
+                finally:
+                    self._metrics.add_refill_stall(time.perf_counter() - started)
+            if arrival.exception() is not None and not is_idle:
+                return  # raised when its turn comes
+            arrival.result()
+            lease = self._cache.lease(anchor.episode)
+            self._next_anchor = None
+            for episode in anchor.retired:
+                self._frontier.retire(episode)
+            self._decoding.submit(self._num_scheduled, lease, anchor.frame)
+            self._num_scheduled += 1
+
+    def _peek(self) -> _Anchor | None:
+        """The next anchor of the current block; None where the next block has to be begun."""
+        if self._next_anchor is None:
+            self._next_anchor = next(self._block, None)
+            if self._next_anchor is None:
+                block = next(self._blocks, None)
+                if block is None:
+                    self._is_planned_out = True
+                else:
+                    self._admitting = list(reversed(block.admitted))
+                    self._block = _anchors(block)
+        return self._next_anchor
+
+    def _admit_block(self, is_idle: bool) -> bool:
+        """Admit what the current block begins with; False where that has to wait for a decode to end."""
+        while self._admitting:
+            if not self._frontier.admit(self._admitting[-1]):
+                if is_idle:
+                    # Nothing is being decoded, so all that is retired has been freed.
+                    raise LrstreamError("An admission waits for bytes that nobody gives back.")
+                return False
+            self._admitting.pop()
+        self._frontier.top_up()
+        return True
+
+
+def _anchors(block: PlanBlock) -> Iterator[_Anchor]:
+    episodes, frames = block.episode.tolist(), block.frame.tolist()
+    last = len(episodes) - 1
+    for number, (episode, frame) in enumerate(zip(episodes, frames, strict=True)):
+        yield _Anchor(episode, frame, block.retired if number == last else ())
+
+
+class _DecodeStage:
+    """Decode threads and the queue of what they have made."""
+
+    def __init__(
+        self,
+        builder: SampleBuilder,
+        decoders: DecoderPool,
+        options: PipelineOptions,
+        metrics: LoaderMetrics,
+    ) -> None:
+        self._builder = builder
+        self._decoders = decoders
+        self._is_transforming = options.transform_in_threads and builder.image_transforms is not None
+        self._metrics = metrics
+        self._threads = JobThreads("lrstream-decode", options.decode_threads)
+        self.outcomes: queue.SimpleQueue[_Outcome] = queue.SimpleQueue()
+
+    def submit(self, number: int, lease: Lease[EpisodeRecord], frame: int) -> None:
+        """Decode an anchor; its outcome arrives in `outcomes`."""
+        self._threads.submit(partial(self._decode, number, lease, frame))
+
+    def close(self, timeout_s: float) -> bool:
+        return self._threads.close(timeout_s)
+
+    def _decode(self, number: int, lease: Lease[EpisodeRecord], frame: int) -> None:
+        try:
+            # The bytes are given back before the sample is announced: whoever has all samples may
+            # rely on it that nothing is leased any more.
+            with lease as episode, self._metrics.timed("decode"):
+                sample = self._builder.build(episode, frame, self._decoders)
+            if self._is_transforming:
+                with self._metrics.timed("transform"):
+                    sample = self._builder.transform(sample)
+        except BaseException as error:  # noqa: BLE001  (raised again where the sample is waited for)
+            self.outcomes.put(_Outcome(number, None, error))
+        else:
+            self.outcomes.put(_Outcome(number, sample, None))
+
+
+def _end(
+    pid: int,
+    frontier: FetchFrontier,
+    decoding: _DecodeStage,
+    cache: EpisodeByteCache[int, EpisodeRecord],
+) -> None:
+    """End a pipeline's threads. Takes no reference to the pipeline, so that it can be collected."""
+    if os.getpid() != pid:
+        return  # a forked child has neither the threads nor the right to wait for their locks (K16)
+    cache.close()
+    deadline = time.monotonic() + _CLOSE_TIMEOUT_S
+    has_ended = decoding.close(_CLOSE_TIMEOUT_S)
+    has_ended = frontier.close(max(0.0, deadline - time.monotonic())) and has_ended
+    if not has_ended:
+        warnings.warn(
+            f"Reads that were under way when an epoch was abandoned did not end within {_CLOSE_TIMEOUT_S} s; "
+            "their threads end when the storage answers.",
+            RuntimeWarning,
+            stacklevel=2,
+        )

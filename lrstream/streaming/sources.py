@@ -1,0 +1,173 @@
+"""Source files of video, a bounded number of them open, and the spans of episodes in them."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lrstream.errors import LrstreamError, TimestampError
+from lrstream.layout.episodes import EpisodeTable
+from lrstream.mp4.codec_config import CodecConfig, codec_configuration
+from lrstream.mp4.span import Span, SpanFinder
+from lrstream.mp4.synthesis import mini_mp4_size
+from lrstream.mp4.track import TrackIndex
+from lrstream.storage.byte_source import ByteSource
+from lrstream.storage.store import DatasetStore
+
+__all__ = ["EpisodeSpans", "TrackSource", "VideoFile", "VideoFiles"]
+
+
+class TrackSource(Protocol):
+    """Sample tables by file, as a mapped index has them."""
+
+    def track(self, file_path: str) -> TrackIndex:
+        """Index of one file of the dataset."""
+        ...
+
+    def close(self) -> None:
+        """Release what this process holds of it."""
+        ...
+
+
+class VideoFile:
+    """One MP4 file: its sample table and its bytes."""
+
+    def __init__(self, track: TrackIndex, source: ByteSource) -> None:
+        self.track = track
+        self.source = source
+        self.num_users = 0
+
+    @cached_property
+    def config(self) -> CodecConfig:
+        """How to open a decoder for it."""
+        return codec_configuration(self.track.stsd_body, file_path=self.track.file_path)
+
+    @cached_property
+    def finder(self) -> SpanFinder:
+        """Finds spans of episodes in it."""
+        return SpanFinder(self.track.samples)
+
+
+class VideoFiles:
+    """Source files in use, and at most `limit` together with those that wait to be used again (K27).
+
+    Thread-safe; belongs to one process.
+
+    Args:
+        store: Where the files are.
+        tracks: Their sample tables; None for a dataset without video.
+        limit: Most files kept; exceeded only while more of them are in use at one time.
+    """
+
+    def __init__(self, store: DatasetStore, tracks: TrackSource | None, limit: int) -> None:
+        self._store = store
+        self._tracks = tracks
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._files: OrderedDict[str, VideoFile] = OrderedDict()
+
+    @contextmanager
+    def use(self, path: str) -> Iterator[VideoFile]:
+        """A file, kept open for the duration of the block."""
+        if self._tracks is None:
+            raise LrstreamError(f"{path}: the dataset was opened without an index of its videos.")
+        with self._lock:
+            file = self._files.get(path)
+            if file is None:
+                track = self._tracks.track(path)
+                file = self._files[path] = VideoFile(track, self._store.open(path, track.file_size))
+            self._files.move_to_end(path)
+            file.num_users += 1
+        try:
+            yield file
+        finally:
+            with self._lock:
+                file.num_users -= 1
+                self._trim(self._limit)
+
+    def close(self) -> None:
+        """Close all files that are not in use."""
+        with self._lock:
+            self._trim(0)
+
+    def __len__(self) -> int:
+        """Number of files kept."""
+        return len(self._files)
+
+    def _trim(self, limit: int) -> None:
+        idle = [path for path, file in self._files.items() if file.num_users == 0]
+        for path in idle[: max(0, len(self._files) - limit)]:
+            self._files.pop(path).source.close()
+
+
+class EpisodeSpans:
+    """Spans and exact sizes of episodes, computed once from the index alone.
+
+    Kept as four integers for each episode and camera, since a process may own a hundred thousand of
+    them. Thread-safe.
+
+    Args:
+        episodes: The episode table.
+        files: The source files.
+    """
+
+    def __init__(self, episodes: EpisodeTable, files: VideoFiles) -> None:
+        self._episodes = episodes
+        self._files = files
+        self._spans = {camera: np.zeros((len(episodes), 4), dtype=np.int64) for camera in episodes.cameras}
+        self._sizes = np.full(len(episodes), -1, dtype=np.int64)
+
+    def sizes(self, positions: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+        """Bytes of the mini-MP4s of episodes, over all cameras, int64 of the shape of `positions`.
+
+        Raises:
+            TimestampError: The metadata of an episode do not fit its video.
+        """
+        wanted = np.asarray(positions, dtype=np.int64)
+        unknown = wanted[self._sizes[wanted] < 0]
+        totals = np.zeros(len(unknown), dtype=np.int64)
+        for camera, columns in self._episodes.cameras.items():
+            # File by file, so that each sample table is looked at once.
+            for place in np.argsort(columns.file[unknown], kind="stable").tolist():
+                totals[place] += self._measure(int(unknown[place]), camera)
+        self._sizes[unknown] = totals
+        sizes: NDArray[np.int64] = self._sizes[wanted]
+        return sizes
+
+    def span(self, position: int, camera: str) -> Span:
+        """Span of the episode at a position of the episode table."""
+        known = self._spans[camera][position]
+        if not known.any():
+            self._measure(position, camera)
+        return Span(*self._spans[camera][position].tolist())
+
+    def _measure(self, position: int, camera: str) -> int:
+        """Find a span and remember it; returns the bytes of its mini-MP4."""
+        columns = self._episodes.cameras[camera]
+        from_s, to_s = float(columns.from_s[position]), float(columns.to_s[position])
+        path = columns.path(position)
+        with self._files.use(path) as file:
+            try:
+                span = file.finder.find(from_s, to_s)
+            except TimestampError as error:
+                episode_index = int(self._episodes.episode_index[position])
+                place = {"episode_index": episode_index, "camera": camera, "file_path": path}
+                raise TimestampError(
+                    f"Episode {episode_index}, camera {camera}, file {path}: {error.message}",
+                    hint=error.hint,
+                    **{**error.fields, **place},
+                ) from error
+            self._spans[camera][position] = (
+                span.first_sample,
+                span.stop_sample,
+                span.start_byte,
+                span.stop_byte,
+            )
+            return mini_mp4_size(file.track, span)

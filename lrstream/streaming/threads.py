@@ -1,0 +1,85 @@
+"""A few threads that take jobs from a queue, and end when they are told to.
+
+`concurrent.futures` would do but for its end: it joins its threads when the interpreter exits, and a
+thread that waits for a slow server then holds up the exit of a training job. These are daemon threads,
+started as jobs arrive, and `close` drops what has not begun.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+__all__ = ["JobThreads"]
+
+Job = Callable[[], None]
+
+
+class JobThreads:
+    """Runs jobs on at most `limit` threads, in the order in which they were submitted.
+
+    A job must not raise: it hands its outcome, good or bad, to whoever waits for it.
+
+    Args:
+        name: Prefix of the threads' names.
+        limit: Most threads.
+    """
+
+    def __init__(self, name: str, limit: int) -> None:
+        self._name = name
+        self._limit = max(1, limit)
+        self._lock = threading.Lock()
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._num_unfinished = 0
+        self._is_closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called; long jobs may look at it to end early."""
+        return self._is_closed
+
+    def submit(self, job: Job) -> None:
+        """Queue a job; after `close` it is dropped."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._num_unfinished += 1
+            if len(self._threads) < min(self._limit, self._num_unfinished):
+                thread = threading.Thread(
+                    target=self._run, name=f"{self._name}-{len(self._threads)}", daemon=True
+                )
+                self._threads.append(thread)
+                thread.start()
+        self._jobs.put(job)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if not self._is_closed:
+                job()
+            # A thread that waits for the next job must not keep the last one's data alive.
+            del job
+            with self._lock:
+                self._num_unfinished -= 1
+
+    def close(self, timeout_s: float) -> bool:
+        """Drop jobs that have not begun and wait for those that have.
+
+        Args:
+            timeout_s: Longest wait; a thread that is still in a read then ends by itself later.
+
+        Returns:
+            Whether all threads have ended.
+        """
+        with self._lock:
+            self._is_closed = True
+            threads = list(self._threads)
+        for _ in threads:
+            self._jobs.put(None)
+        deadline = time.monotonic() + timeout_s
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)

@@ -1,0 +1,163 @@
+"""What one process needs to read a dataset, opened there at first use and never shared (K16)."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lrstream.layout.layout import DatasetLayout
+from lrstream.storage.store import DatasetStore
+from lrstream.streaming.decode import DecoderPool
+from lrstream.streaming.fetch import EpisodeLoader
+from lrstream.streaming.metrics import LoaderMetrics
+from lrstream.streaming.partition import rank_share, worker_share
+from lrstream.streaming.pipeline import EpochPipeline, PipelineOptions
+from lrstream.streaming.planning import plan_stream
+from lrstream.streaming.samples import SampleBuilder
+from lrstream.streaming.settings import LoaderSettings
+from lrstream.streaming.sources import TrackSource
+
+__all__ = ["ProcessReader"]
+
+
+class ProcessReader:
+    """The readers of one process: index, files, decoders, counters. Thread-safe after `open`.
+
+    Made empty in every process by `lrstream.storage.per_process.PerProcess`.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.metrics = LoaderMetrics()
+        self._pid = os.getpid()
+        self._loader: EpisodeLoader | None = None
+        self._decoders: DecoderPool | None = None
+        self._tracks: TrackSource | None = None
+        self._pipelines: weakref.WeakSet[EpochPipeline] = weakref.WeakSet()
+
+    def loader(
+        self,
+        store: DatasetStore,
+        layout: DatasetLayout,
+        open_tracks: Callable[[], TrackSource | None],
+        tolerance_s: float,
+    ) -> EpisodeLoader:
+        """The loader of this process, opened at the first call."""
+        with self.lock:
+            if self._loader is None:
+                self._tracks = open_tracks()
+                self._loader = EpisodeLoader(
+                    store, layout, self._tracks, tolerance_s=tolerance_s, metrics=self.metrics
+                )
+            return self._loader
+
+    def decoders(self, capacity: int) -> DecoderPool:
+        """The decoders of this process; a later capacity replaces an earlier one."""
+        with self.lock:
+            if self._decoders is None or self._decoders.capacity != capacity:
+                if self._decoders is not None:
+                    self._decoders.close()
+                self._decoders = DecoderPool(capacity)
+            return self._decoders
+
+    def start_epoch(
+        self,
+        loader: EpisodeLoader,
+        builder: SampleBuilder,
+        settings: LoaderSettings,
+        lengths: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        names: NDArray[np.int64],
+        *,
+        epoch: int,
+        worker: int,
+        num_workers: int,
+    ) -> EpochPipeline | None:
+        """A pipeline for one worker's share of an epoch; None where it owns no episode.
+
+        Args:
+            loader: From `loader`.
+            builder: Makes samples.
+            settings: Options.
+            lengths: int64[n], frames of each selected episode.
+            positions: int64[n], their positions in the episode table.
+            names: int64[n], their episode indices.
+            epoch: Epoch number.
+            worker: This worker, 0 without workers.
+            num_workers: Workers of the rank, 0 = the training process.
+        """
+        rank, world_size = settings.rank, settings.world_size
+        share = worker_share(lengths, rank, world_size, worker, num_workers)
+        if len(share) == 0:
+            num_owned = len(rank_share(lengths, rank, world_size))
+            warnings.warn(
+                f"Worker {worker} of rank {rank} has no data: the rank has {num_owned} episodes for "
+                f"{num_workers} workers. Use num_workers={num_owned} or fewer.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return None
+        sizes = np.zeros(len(lengths), dtype=np.int64)
+        sizes[share] = loader.sizes(positions[share])
+        plan_settings = settings.plan_settings(epoch=epoch, num_workers=num_workers)
+        stream = plan_stream(
+            lengths, plan_settings, rank=rank, worker=worker, sizes=sizes, episode_index=names
+        )
+        pool_size = plan_settings.pool_size_of(stream.num_streams)
+        capacity = settings.num_decoders(
+            pool_size=pool_size, num_cameras=loader.num_parts - 1, num_streams=stream.num_streams
+        )
+        pipeline = EpochPipeline(
+            stream.plan,
+            positions[stream.positions],
+            sizes[stream.positions],
+            budget_bytes=plan_settings.budget_of(stream.num_streams),
+            loader=loader,
+            builder=builder,
+            decoders=self.decoders(capacity),
+            options=PipelineOptions(
+                prefetch_episodes=settings.prefetch_episodes,
+                max_in_flight=settings.max_num_shards,
+                decode_threads=settings.decode_threads,
+                decoded_queue_size=settings.decoded_queue_size,
+                transform_in_threads=num_workers > 0,
+            ),
+            metrics=self.metrics,
+        )
+        self._pipelines.add(pipeline)
+        return pipeline
+
+    def snapshot(self) -> dict[str, Any]:
+        """Counters of this process, and what is open and in memory now."""
+        pipelines = list(self._pipelines)
+        decoders = self._decoders
+        return {
+            **self.metrics.snapshot(),
+            "open_decoders": 0 if decoders is None else decoders.num_open,
+            "decoders_opened": 0 if decoders is None else decoders.num_opened,
+            "reserved_bytes": sum(pipeline.cache.reserved_bytes for pipeline in pipelines),
+            "resident_bytes": sum(pipeline.cache.resident_bytes for pipeline in pipelines),
+            "peak_reserved_bytes": max((p.cache.peak_reserved_bytes for p in pipelines), default=0),
+        }
+
+    def close(self) -> None:
+        """End pipelines and close everything; what is read later is opened again."""
+        for pipeline in list(self._pipelines):
+            pipeline.close()
+        with self.lock:
+            loader, self._loader = self._loader, None
+            decoders, self._decoders = self._decoders, None
+            tracks, self._tracks = self._tracks, None
+        if loader is not None:
+            loader.close()
+        if decoders is not None:
+            decoders.close()
+        if tracks is not None:
+            tracks.close()

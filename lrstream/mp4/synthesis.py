@@ -116,10 +116,13 @@ class _Plan:
             durations, samples.composition_offsets_ticks[part].astype(np.int64)
         )
         self._checked(np.abs(self.composition_offsets), "composition offset", _U32_MAX >> 1)
+        self._has_offsets = bool(self.composition_offsets.any())
+        self._offset_runs = _runs(self.composition_offsets)
         sync = samples.sync_samples
         low, high = np.searchsorted(sync, (span.first_sample, span.stop_sample))
         self._sync = sync[low:high].astype(np.int64) - span.first_sample
         self._sizes = self._checked(samples.sizes_bytes[part], "size", _U32_MAX)
+        self._constant_size = int(self._sizes[0]) if bool((self._sizes == self._sizes[0]).all()) else 0
         offsets = samples.offsets_bytes[part].astype(np.int64) - span.start_byte
         ends = offsets + self._sizes
         if int(offsets.min()) < 0 or int(ends.max()) > span.num_bytes:
@@ -142,7 +145,10 @@ class _Plan:
             self.header_size = self._measure()
 
     def header(self) -> bytes:
-        moov = self._moov(self.header_size)
+        track = self._track
+        moov = _movie(
+            track.track_id, track.timescale, self._duration, track.width, track.height, self._tables()
+        )
         if self._mdat_header_size == 8:
             mdat = struct.pack(">I4s", self._payload_size + 8, b"mdat")
         else:
@@ -150,7 +156,17 @@ class _Plan:
         return b"".join((self._ftyp, moov, mdat))
 
     def _measure(self) -> int:
-        return len(self._ftyp) + len(self._moov(0)) + self._mdat_header_size
+        """Size of the header, by counting: sizes of many episodes are asked for where few are fetched."""
+        num_samples, num_sync = len(self._sizes), len(self._sync)
+        tables = 8 + len(self._track.stsd_body)
+        tables += 16 + 8 * len(self._durations.counts)
+        tables += 16 + 8 * len(self._offset_runs.counts) if self._has_offsets else 0
+        tables += 16 + 4 * num_sync if num_sync < num_samples else 0
+        tables += 20 + (0 if self._constant_size else 4 * num_samples)
+        tables += 16 + 12 * len(self._chunk_sizes.counts)
+        tables += 16 + (8 if self._wide_offsets else 4) * len(self._chunk_starts)
+        frame = _FRAME_SIZES[self._duration > _U32_MAX]
+        return len(self._ftyp) + frame + tables + self._mdat_header_size
 
     def _checked(self, values: NDArray[np.integer], name: str, limit: int) -> _Int64:
         array = values.astype(np.int64)
@@ -163,45 +179,22 @@ class _Plan:
             )
         return array
 
-    def _moov(self, payload_offset: int) -> bytes:
-        """The `moov` box for a payload that starts at ``payload_offset`` of the mini-MP4."""
-        track = self._track
-        track_id = max(track.track_id, 1)
-        wide = self._duration > _U32_MAX  # needs version 1 of the header boxes
-        times = struct.pack(">QQ" if wide else ">II", 0, 0)
-        duration = self._duration.to_bytes(8 if wide else 4, "big")
-        timescale = struct.pack(">I", track.timescale)
-        mvhd = _full_box(
-            b"mvhd", wide, 0, times, timescale, duration, struct.pack(">IH10x", 0x0001_0000, 0x0100),
-            _IDENTITY_MATRIX, bytes(24), struct.pack(">I", min(track_id + 1, _U32_MAX)),
-        )  # fmt: skip
-        tkhd = _full_box(
-            b"tkhd", wide, _ENABLED_IN_MOVIE, times, struct.pack(">I4x", track_id), duration, bytes(16),
-            _IDENTITY_MATRIX, struct.pack(">II", track.width << 16, track.height << 16),
-        )  # fmt: skip
-        mdhd = _full_box(b"mdhd", wide, 0, times, timescale, duration, struct.pack(">HH", _UNDETERMINED, 0))
-        hdlr = _full_box(b"hdlr", 0, 0, bytes(4), b"vide", bytes(12), b"VideoHandler\0")
-        vmhd = _full_box(b"vmhd", 0, 1, bytes(8))
-        dinf = _box(b"dinf", _full_box(b"dref", 0, 0, struct.pack(">I", 1), _full_box(b"url ", 0, 1)))
-        minf = _box(b"minf", vmhd, dinf, _box(b"stbl", *self._tables(payload_offset)))
-        return _box(b"moov", mvhd, _box(b"trak", tkhd, _box(b"mdia", mdhd, hdlr, minf)))
-
-    def _tables(self, payload_offset: int) -> list[bytes]:
+    def _tables(self) -> list[bytes]:
         num_samples = len(self._sizes)
         boxes = [_box(b"stsd", self._track.stsd_body)]
         boxes.append(_table_box(b"stts", 0, *self._durations))
-        if self.composition_offsets.any():
+        if self._has_offsets:
             version = int(self.composition_offsets.min() < 0)
-            boxes.append(_table_box(b"ctts", version, *_runs(self.composition_offsets)))
+            boxes.append(_table_box(b"ctts", version, *self._offset_runs))
         if len(self._sync) < num_samples:
             boxes.append(_table_box(b"stss", 0, self._sync + 1))
-        constant = int(self._sizes[0]) if bool(np.all(self._sizes == self._sizes[0])) else 0
-        stored_sizes = b"" if constant else self._sizes.astype(">u4").tobytes()
-        boxes.append(_full_box(b"stsz", 0, 0, struct.pack(">II", constant, num_samples), stored_sizes))
+        stored_sizes = b"" if self._constant_size else self._sizes.astype(">u4").tobytes()
+        counts = struct.pack(">II", self._constant_size, num_samples)
+        boxes.append(_full_box(b"stsz", 0, 0, counts, stored_sizes))
         first_chunks = np.cumsum(self._chunk_sizes.counts) - self._chunk_sizes.counts + 1
         description = np.ones_like(first_chunks)
         boxes.append(_table_box(b"stsc", 0, first_chunks, self._chunk_sizes.values, description))
-        chunk_offsets = self._chunk_starts + payload_offset
+        chunk_offsets = self._chunk_starts + self.header_size
         if self._wide_offsets:
             boxes.append(_table_box(b"co64", 0, chunk_offsets, item="u8"))
         else:
@@ -220,6 +213,31 @@ _ENABLED_IN_MOVIE = 3  # tkhd flags: track enabled, used in the presentation
 _UNDETERMINED = 0x55C4  # language "und", five bits a letter
 
 
+def _movie(
+    track_id: int, timescale: int, duration: int, width: int, height: int, tables: list[bytes]
+) -> bytes:
+    """A `moov` with one video track; its size follows from the tables and the width of durations alone."""
+    track_id = max(track_id, 1)
+    wide = duration > _U32_MAX  # needs version 1 of the header boxes
+    times = struct.pack(">QQ" if wide else ">II", 0, 0)
+    ticks = duration.to_bytes(8 if wide else 4, "big")
+    scale = struct.pack(">I", timescale)
+    mvhd = _full_box(
+        b"mvhd", wide, 0, times, scale, ticks, struct.pack(">IH10x", 0x0001_0000, 0x0100),
+        _IDENTITY_MATRIX, bytes(24), struct.pack(">I", min(track_id + 1, _U32_MAX)),
+    )  # fmt: skip
+    tkhd = _full_box(
+        b"tkhd", wide, _ENABLED_IN_MOVIE, times, struct.pack(">I4x", track_id), ticks, bytes(16),
+        _IDENTITY_MATRIX, struct.pack(">II", width << 16, height << 16),
+    )  # fmt: skip
+    mdhd = _full_box(b"mdhd", wide, 0, times, scale, ticks, struct.pack(">HH", _UNDETERMINED, 0))
+    hdlr = _full_box(b"hdlr", 0, 0, bytes(4), b"vide", bytes(12), b"VideoHandler\0")
+    vmhd = _full_box(b"vmhd", 0, 1, bytes(8))
+    dinf = _box(b"dinf", _full_box(b"dref", 0, 0, struct.pack(">I", 1), _full_box(b"url ", 0, 1)))
+    minf = _box(b"minf", vmhd, dinf, _box(b"stbl", *tables))
+    return _box(b"moov", mvhd, _box(b"trak", tkhd, _box(b"mdia", mdhd, hdlr, minf)))
+
+
 def _box(kind: bytes, *parts: bytes) -> bytes:
     return b"".join((struct.pack(">I4s", 8 + sum(map(len, parts)), kind), *parts))
 
@@ -232,3 +250,7 @@ def _table_box(kind: bytes, version: int, *columns: _Int64, item: str = "u4") ->
     """Full box with an entry count and one row per entry; negative values become two's complement."""
     rows = np.stack(columns, axis=1).astype(f">{item}")
     return _full_box(kind, version, 0, struct.pack(">I", len(rows)), rows.tobytes())
+
+
+# Size of `moov` without its tables, by whether its duration needs 64 bits.
+_FRAME_SIZES = {wide: len(_movie(1, 1, (_U32_MAX + 1) * wide, 0, 0, [])) for wide in (False, True)}

@@ -81,7 +81,11 @@ def test_profiles_of_color_other_than_code_points_are_no_color() -> None:
         (_entry(b"hev1", Node(b"avcC", b"x")), MalformedMp4Error, "no hvcC box"),
         (_entry(b"mp4v"), MalformedMp4Error, "no esds box"),
         (_entry(b"mp4v", Node(b"esds", bytes(4))), MalformedMp4Error, "too short"),
-        (_entry(b"mp4v", Node(b"esds", bytes(4) + b"\x09\x05" + bytes(8))), MalformedMp4Error, "descriptor 9"),
+        (
+            _entry(b"mp4v", Node(b"esds", bytes(4) + b"\x09\x05" + bytes(8))),
+            MalformedMp4Error,
+            "descriptor 9",
+        ),
         (
             _entry(b"mp4v", Node(b"esds", bytes(4) + b"\x03\x15\0\0\0\x04\x11\x6c" + bytes(16))),
             UnsupportedMp4Error,

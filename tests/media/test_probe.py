@@ -183,7 +183,9 @@ def test_every_truncation_is_an_error_of_ours(tail: bool) -> None:
     data = clip_bytes(H264_BFRAMES)
     data = edit(data, with_moov_last) if tail else data
     start, stop = moov_range(data)
-    cuts = sorted({*range(0, 64), *range(start, stop, 7), *range(stop - 20, min(stop + 40, len(data))), len(data) - 1})
+    cuts = sorted(
+        {*range(64), *range(start, stop, 7), *range(stop - 20, min(stop + 40, len(data))), len(data) - 1}
+    )
     for cut in cuts:
         if cut == len(data):
             continue
@@ -242,15 +244,15 @@ def test_samples_behind_4_gib(tmp_path: Path) -> None:
     first = index(small).samples.offsets_bytes[0] - mdat.position
 
     path = tmp_path / "sparse.mp4"
-    with path.open("wb") as file:
-        file.write(nodes[0].to_bytes())
-        payload_at = file.tell() + 16
-        file.write(struct.pack(">I4sQ", 1, b"mdat", 16 + shift + len(pictures)))
-        file.seek(payload_at + shift)
-        file.write(pictures)
+    with path.open("wb") as output:
+        output.write(nodes[0].to_bytes())
+        payload_at = output.tell() + 16
+        output.write(struct.pack(">I4sQ", 1, b"mdat", 16 + shift + len(pictures)))
+        output.seek(payload_at + shift)
+        output.write(pictures)
         start.payload = table(0, [(payload_at + shift + first,)], "Q")
-        moov_at = file.tell()
-        file.write(find(nodes, b"moov").to_bytes())
+        moov_at = output.tell()
+        output.write(find(nodes, b"moov").to_bytes())
     assert path.stat().st_blocks * 512 < 1 << 20, "the file system keeps the hole"
 
     ranges = []

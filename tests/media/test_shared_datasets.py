@@ -15,15 +15,16 @@ from lrstream.mp4.span import SpanFinder
 from lrstream.mp4.synthesis import mini_mp4, mini_mp4_size, mini_mp4_time_offset_s
 from tests.media.test_parser import assert_equals_demuxer
 from tests.support.media import decode, index
+from tests.support.shared import PROJECT, SHARED, requires_shared
 
-DATASETS = Path(__file__).resolve().parents[3] / "shared" / "datasets"
-FILES = sorted(DATASETS.glob("*/videos/*/chunk-*/file-*.mp4"))
+ROOT = PROJECT if SHARED is None else SHARED / "datasets"
+FILES = [] if SHARED is None else sorted(ROOT.glob("*/videos/*/chunk-*/file-*.mp4"))
 
-pytestmark = pytest.mark.skipif(not FILES, reason="the shared datasets are not here")
+pytestmark = requires_shared
 
 
 def _name(path: Path) -> str:
-    return "/".join(path.relative_to(DATASETS).parts[::2])
+    return "/".join(path.relative_to(ROOT).parts[::2])
 
 
 class Interval(NamedTuple):
@@ -35,7 +36,7 @@ class Interval(NamedTuple):
 
 def _intervals(path: Path) -> list[Interval]:
     """Episodes in one video file, read from the episodes table."""
-    root = DATASETS / path.relative_to(DATASETS).parts[0]
+    root = ROOT / path.relative_to(ROOT).parts[0]
     camera = path.parts[-3]
     place = (int(path.parent.name.removeprefix("chunk-")), int(path.stem.removeprefix("file-")))
     prefix = f"videos/{camera}/"
@@ -43,7 +44,9 @@ def _intervals(path: Path) -> list[Interval]:
     columns += [prefix + name for name in ("chunk_index", "file_index", "from_timestamp", "to_timestamp")]
     table = pq.read_table(str(next(root.glob("meta/episodes/*/*.parquet"))), columns=columns)
     return [
-        Interval(row["episode_index"], row["length"], row[prefix + "from_timestamp"], row[prefix + "to_timestamp"])
+        Interval(
+            row["episode_index"], row["length"], row[prefix + "from_timestamp"], row[prefix + "to_timestamp"]
+        )
         for row in table.to_pylist()
         if (row[prefix + "chunk_index"], row[prefix + "file_index"]) == place
     ]
@@ -60,7 +63,7 @@ def test_every_episode_decodes_as_in_the_whole_file(path: Path) -> None:
     data = path.read_bytes()
     track = index(data, path.name)
     whole: dict[int, NDArray[np.uint8]] = {round(time * 1e5): picture for time, picture in decode(data)}
-    fps = json.loads((DATASETS / path.relative_to(DATASETS).parts[0] / "meta/info.json").read_text())["fps"]
+    fps = json.loads((ROOT / path.relative_to(ROOT).parts[0] / "meta/info.json").read_text())["fps"]
     finder = SpanFinder(track.samples)
     intervals = _intervals(path)
     assert intervals

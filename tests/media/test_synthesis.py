@@ -48,7 +48,7 @@ def by_time(data: bytes, offset_s: float = 0.0) -> Pictures:
 
 
 def assert_same_pictures(data: bytes, whole: Pictures, from_s: float, to_s: float) -> int:
-    """Every picture of [from_s, to_s) that the whole file presents, the mini-MP4 presents too; returns how many."""
+    """The mini-MP4 presents every picture of [from_s, to_s) that the whole file does; returns how many."""
     mini, track, span = mini_of(data, from_s, to_s)
     ours = by_time(mini, mini_mp4_time_offset_s(track, span))
     wanted = [time for time in whole if from_s * 1e5 - 1 <= time < to_s * 1e5 - 1]
@@ -220,7 +220,11 @@ def test_payload_and_index_must_belong_together() -> None:
         mini_mp4(track, span, data[span.start_byte : span.stop_byte - 1])
     with pytest.raises(MalformedMp4Error, match="not all in the bytes"):
         mini_mp4_size(track, dataclasses.replace(span, stop_byte=span.stop_byte - 1))
-    for name, value in (("durations_ticks", -1), ("sizes_bytes", 1 << 33), ("composition_offsets_ticks", 1 << 40)):
+    for name, value in (
+        ("durations_ticks", -1),
+        ("sizes_bytes", 1 << 33),
+        ("composition_offsets_ticks", 1 << 40),
+    ):
         broken = getattr(track.samples, name).copy()
         broken[3] = value
         bad = dataclasses.replace(track, samples=dataclasses.replace(track.samples, **{name: broken}))

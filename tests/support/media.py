@@ -81,7 +81,9 @@ class Clip:
     def __str__(self) -> str:
         parts = [self.codec, f"gop{self.gop}"]
         parts += [f"b{self.bframes}"] * bool(self.bframes) + ["open"] * self.open_gop + ["audio"] * self.audio
-        parts += [self.movflags or "tail"] * (self.movflags != "faststart") + [f"start{self.start}"] * bool(self.start)
+        parts += [self.movflags or "tail"] * (self.movflags != "faststart") + [f"start{self.start}"] * bool(
+            self.start
+        )
         return "-".join(parts)
 
 
@@ -137,7 +139,13 @@ def _codec_options(clip: Clip) -> dict[str, str]:
     if clip.codec == "av1":
         return {"preset": "12", "crf": "40", "g": str(gop), "svtav1-params": "lp=1"}
     if clip.codec == "vp9":
-        return {"g": str(gop), "deadline": "good", "cpu-used": "8", "auto-alt-ref": "1", "lag-in-frames": "10"}
+        return {
+            "g": str(gop),
+            "deadline": "good",
+            "cpu-used": "8",
+            "auto-alt-ref": "1",
+            "lag-in-frames": "10",
+        }
     return {"g": str(gop), "bf": str(bframes)}
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lrstream.errors import MalformedMp4Error, TransferError
+from lrstream.errors import MalformedMp4Error, TransferError, UsageError
 from lrstream.mp4.span import Span
 from lrstream.mp4.track import TrackIndex
 
@@ -90,8 +90,17 @@ class _Runs(NamedTuple):
 
 
 def _runs(array: _Int64) -> _Runs:
-    starts = np.flatnonzero(np.diff(array, prepend=array[0] - 1))
-    return _Runs(np.diff(starts, append=len(array)), array[starts])
+    bounds = _bounds(array[1:] != array[:-1])
+    return _Runs(bounds[1:] - bounds[:-1], array[bounds[:-1]])
+
+
+def _bounds(breaks: NDArray[np.bool_]) -> _Int64:
+    """Bounds of the runs of ``len(breaks) + 1`` items, ends included; a run ends before each break."""
+    inner = np.flatnonzero(breaks)
+    bounds = np.empty(len(inner) + 2, dtype=np.int64)
+    bounds[0], bounds[-1] = 0, len(breaks) + 1
+    np.add(inner, 1, out=bounds[1:-1])
+    return bounds
 
 
 class _Plan:
@@ -105,6 +114,12 @@ class _Plan:
 
     def __init__(self, track: TrackIndex, span: Span) -> None:
         samples = track.samples
+        if not 0 <= span.first_sample < span.stop_sample <= samples.num_samples:
+            raise UsageError(
+                f"{track.file_path}: samples [{span.first_sample}, {span.stop_sample}) are no part of "
+                f"a track of {samples.num_samples}.",
+                file_path=track.file_path,
+            )
         part = slice(span.first_sample, span.stop_sample)
         self._track = track
         self._payload_size = span.num_bytes
@@ -132,9 +147,9 @@ class _Plan:
                 file_path=track.file_path,
             )
         # A chunk is a run of samples with nothing in between.
-        chunk_firsts = np.flatnonzero(np.concatenate(([True], offsets[1:] != ends[:-1])))
-        self._chunk_starts = offsets[chunk_firsts]
-        self._chunk_sizes = _runs(np.diff(chunk_firsts, append=len(offsets)))
+        chunks = _bounds(offsets[1:] != ends[:-1])
+        self._chunk_starts = offsets[chunks[:-1]]
+        self._chunk_sizes = _runs(chunks[1:] - chunks[:-1])
         self._ftyp = track.ftyp or _DEFAULT_FTYP
         self._mdat_header_size = 8 if self._payload_size + 8 <= _U32_MAX else 16
         last_chunk = int(self._chunk_starts.max())

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lrstream.errors import MalformedMp4Error, TransferError
+from lrstream.errors import MalformedMp4Error, TransferError, UsageError
 from lrstream.mp4.span import Span, episode_span
 from lrstream.mp4.synthesis import mini_mp4, mini_mp4_header, mini_mp4_size, mini_mp4_time_offset_s
 from lrstream.mp4.track import SampleTable, TrackIndex
@@ -220,6 +220,9 @@ def test_payload_and_index_must_belong_together() -> None:
         mini_mp4(track, span, data[span.start_byte : span.stop_byte - 1])
     with pytest.raises(MalformedMp4Error, match="not all in the bytes"):
         mini_mp4_size(track, dataclasses.replace(span, stop_byte=span.stop_byte - 1))
+    for first, stop in ((0, 41), (3, 3), (-1, 5)):
+        with pytest.raises(UsageError, match="no part of a track of 40"):
+            mini_mp4_size(track, Span(first, stop, span.start_byte, span.stop_byte))
     for name, value in (
         ("durations_ticks", -1),
         ("sizes_bytes", 1 << 33),

@@ -3,8 +3,29 @@ Register-ArgumentCompleter -Native -CommandName lrstream -ScriptBlock {
     param($wordToComplete, $commandAst, $cursorPosition)
     $words = @{
         'lrstream' = @(
+            ,@('build', 'Index the videos of a dataset.')
             ,@('--version', 'Print the version and exit.')
             ,@('--show-completion', 'Print the completion script of a shell and exit.')
+            ,@('--help', 'Show this message and exit.')
+            ,@('-h', 'Show this message and exit.')
+        )
+        'lrstream build' = @(
+            ,@('--repo-id', 'Name of the dataset in the sidecar''s identity (default: derived from SOURCE).')
+            ,@('--repo-type', 'What OWNER/NAME means on the Hub.')
+            ,@('--revision', 'Branch, tag or commit of a Hub dataset.')
+            ,@('--episodes', 'Only the files of these episodes, such as 0-9,12,20- (ends included); needs --output.')
+            ,@('--output', 'Write the sidecar to this file, not to the cache.')
+            ,@('-o', 'Write the sidecar to this file, not to the cache.')
+            ,@('--workers', 'Files indexed at once.')
+            ,@('--lock-timeout', 'Longest wait for another process that builds the same sidecar.')
+            ,@('--force', 'Build even if a valid sidecar is there.')
+            ,@('--json', 'Print one JSON document and nothing else.')
+            ,@('--quiet', 'No progress, warnings or notices; errors are still told.')
+            ,@('-q', 'No progress, warnings or notices; errors are still told.')
+            ,@('--verbose', 'Tell each step on stderr.')
+            ,@('-v', 'Tell each step on stderr.')
+            ,@('--debug', 'Everything, and tracebacks of failures.')
+            ,@('--cache-dir', 'Local caches, instead of $HF_LEROBOT_HOME (default: ~/.cache/huggingface/lerobot).')
             ,@('--help', 'Show this message and exit.')
             ,@('-h', 'Show this message and exit.')
         )
@@ -16,6 +37,18 @@ Register-ArgumentCompleter -Native -CommandName lrstream -ScriptBlock {
             ,@('fish', 'fish')
             ,@('powershell', 'powershell')
         )
+        'lrstream build --repo-id' = @()
+        'lrstream build --repo-type' = @(
+            ,@('dataset', 'dataset')
+            ,@('bucket', 'bucket')
+        )
+        'lrstream build --revision' = @()
+        'lrstream build --episodes' = @()
+        'lrstream build --output' = @()
+        'lrstream build -o' = @()
+        'lrstream build --workers' = @()
+        'lrstream build --lock-timeout' = @()
+        'lrstream build --cache-dir' = @()
     }
     $path = 'lrstream'
     $previous = ''

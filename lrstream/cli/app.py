@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
 
 from lrstream import __version__
+from lrstream.cli import build
+from lrstream.cli.options import Texts
 from lrstream.cli.output import give_failure, write_stdout
 from lrstream.cli.problems import EXIT_USAGE, Failure
 from lrstream.cli.screen import make_encodable
@@ -35,6 +37,15 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
+
+
+def _register(group: typer.Typer, name: str, function: Callable[..., None], texts: Texts) -> None:
+    # "\b" keeps the parser from filling the lines of a paragraph.
+    examples = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in texts.examples)
+    group.command(name, short_help=texts.summary, help=texts.help, epilog=examples)(function)
+
+
+_register(app, "build", build.build, build.TEXTS)
 
 
 @app.callback(invoke_without_command=True)

@@ -23,6 +23,8 @@ __all__ = [
     "RepoType",
     "RepoTypeOption",
     "RevisionOption",
+    "SourceArgument",
+    "Texts",
     "VerboseOption",
 ]
 
@@ -34,6 +36,10 @@ class RepoType(StrEnum):
     bucket = "bucket"
 
 
+SourceArgument = Annotated[
+    str,
+    typer.Argument(metavar="SOURCE", help="Directory, OWNER/NAME or URL of a dataset.", show_default=False),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 QuietOption = Annotated[
     bool, typer.Option("--quiet", "-q", help="No progress, warnings or notices; errors are still told.")
@@ -83,3 +89,18 @@ class CommonOptions:
     verbose: bool = False
     debug: bool = False
     cache_dir: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """What the help of a command says; plain ASCII (K33).
+
+    Attributes:
+        summary: One line, for the list of commands.
+        help: Paragraphs.
+        examples: Command lines that work.
+    """
+
+    summary: str
+    help: str
+    examples: tuple[str, ...]

@@ -104,10 +104,13 @@ class Failure:
 
 
 def _problems_of(error: LrstreamError) -> Sequence[ProblemLike]:
-    # An error that sums up several findings carries them as ``problems``; each is told by itself.
-    collected = error.fields.get("problems")
-    if isinstance(collected, (list, tuple)) and collected:
-        return collected
+    # An error that sums up several files carries one `SourceFailure` for each; each is told by itself.
+    failures = error.fields.get("failures")
+    if isinstance(failures, (list, tuple)) and len(failures) > 1:
+        return [
+            CliProblem(failure.code, failure.message, hint=failure.hint, source=failure.path)
+            for failure in failures
+        ]
     episode = error.fields.get("episode_index")
     return [
         CliProblem(

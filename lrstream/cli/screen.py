@@ -19,7 +19,7 @@ from lrstream.cli.redaction import redact
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Column", "Screen", "is_plain_terminal", "make_encodable", "printable"]
+__all__ = ["Column", "Screen", "count", "is_plain_terminal", "make_encodable", "megabytes", "printable"]
 
 # Wide enough for any line when nobody's terminal limits it: what is piped is never cut.
 _UNLIMITED_COLUMNS = 100_000
@@ -33,6 +33,16 @@ def printable(text: str) -> str:
         char if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cs") else ascii(char)[1:-1]
         for char in text
     )
+
+
+def count(number: int) -> str:
+    """A count with its thousands set apart."""
+    return f"{number:,}"
+
+
+def megabytes(num_bytes: int) -> str:
+    """A number of bytes, in MiB with one decimal."""
+    return f"{num_bytes / 2**20:,.1f} MiB"
 
 
 def is_plain_terminal() -> bool:

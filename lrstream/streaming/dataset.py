@@ -173,7 +173,8 @@ class StreamingLeRobotDataset(IterableDataset[Sample]):
             self._sidecar = resolve_sidecar(
                 self._store,
                 self._layout,
-                repo_id=self.repo_id,
+                # Without `root`, the name follows from the location, so that `lrstream build` finds the same.
+                repo_id=None if root is None else self.repo_id,
                 revision=revision,
                 lock_timeout_s=sidecar_lock_timeout_s,
             )

@@ -44,7 +44,12 @@ def test_every_command_and_long_option_is_in_the_script(shell: str) -> None:
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_program_prints_the_committed_file(shell: str, lrstream: Program) -> None:
-    files = {"bash": "lrstream.bash", "zsh": "_lrstream", "fish": "lrstream.fish", "powershell": "lrstream.ps1"}
+    files = {
+        "bash": "lrstream.bash",
+        "zsh": "_lrstream",
+        "fish": "lrstream.fish",
+        "powershell": "lrstream.ps1",
+    }
     outcome = lrstream("--show-completion", shell)
     assert outcome.code == 0
     assert outcome.out == (ROOT / "completions" / files[shell]).read_text(encoding="utf-8")
@@ -62,7 +67,9 @@ def test_the_shell_accepts_the_script(shell: str, program: str, tmp_path: Path) 
         pytest.skip(f"{program} is not installed")
     script = tmp_path / "script"
     script.write_text(completion_script(shell, PROGRAM_TREE), encoding="utf-8")
-    done = subprocess.run([program, "-n", str(script)], capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(
+        [program, "-n", str(script)], capture_output=True, text=True, timeout=20, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 

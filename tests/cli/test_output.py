@@ -18,6 +18,7 @@ from lrstream.cli.problems import CliProblem, Failure
 from lrstream.cli.progress import ProgressLine
 from lrstream.cli.runner import run_command
 from lrstream.errors import DatasetFormatError, LrstreamError, NotFoundError
+from lrstream.sidecar.build import SourceFailure
 from tests.cli.program import Outcome
 
 
@@ -122,9 +123,16 @@ def test_a_traceback_is_shown_when_asked_for_without_secrets(
 
 
 def test_an_error_that_sums_up_several_tells_each(capsys: pytest.CaptureFixture[str]) -> None:
-    problems = [CliProblem("mp4", "first", source="a"), CliProblem("mp4", "second", source="b")]
-    outcome = leave(CommonOptions(as_json=True), DatasetFormatError("2 files.", problems=problems), capsys)
-    assert [item["source"] for item in outcome.document()["problems"]] == ["a", "b"]
+    failures = (
+        SourceFailure("a.mp4", "mp4-malformed", "It is empty.", None),
+        SourceFailure("b.mp4", "transfer", "It broke off.", "Again."),
+    )
+    error = DatasetFormatError("2 files.", failures=failures)
+    problems = leave(CommonOptions(as_json=True), error, capsys).document()["problems"]
+    assert [(item["code"], item["source"], item["hint"]) for item in problems] == [
+        ("mp4-malformed", "a.mp4", None),
+        ("transfer", "b.mp4", "Again."),
+    ]
 
 
 def test_a_fault_while_showing_is_a_failure_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,190 @@
+"""Make the sidecar of a dataset, in the cache or as a file."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lrstream.commands.episode_spec import EpisodeSpec, parse_episode_spec
+from lrstream.commands.opened import OpenedDataset, open_dataset
+from lrstream.commands.progress import Progress, no_progress
+from lrstream.errors import NotFoundError, UsageError
+from lrstream.layout.layout import resolve_selection
+from lrstream.sidecar.build import (
+    DEFAULT_WORKERS,
+    BuildProgress,
+    BuildReport,
+    build_sidecar,
+    request_identity,
+)
+from lrstream.sidecar.identity import SidecarIdentity
+from lrstream.sidecar.lock import ProcessLock, lock_path
+from lrstream.sidecar.resolve import DEFAULT_LOCK_TIMEOUT_S, Origin, build_locked, resolve_sidecar
+from lrstream.storage.location import RepoType
+
+__all__ = ["BuildResult", "build_dataset"]
+
+
+@dataclass(frozen=True, slots=True)
+class BuildResult:
+    """A sidecar that is there now.
+
+    Attributes:
+        path: The archive; None for a dataset without video, which needs none.
+        origin: Whether it was found in the cache, published, or built now; None without a path.
+        complete: Whether it covers every video of the dataset.
+        files: Source files that it covers.
+        frames: Frames of the episodes that were asked for.
+        episodes: Episodes that were asked for.
+        requests: Range requests made to index files; 0 if it was found.
+        bytes_read: Bytes fetched by them.
+        elapsed_s: Duration of the whole command.
+    """
+
+    path: Path | None
+    origin: Origin | None
+    complete: bool
+    files: int
+    frames: int
+    episodes: int
+    requests: int
+    bytes_read: int
+    elapsed_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name."""
+        return asdict(self)
+
+
+def build_dataset(
+    source: str,
+    *,
+    repo_id: str | None = None,
+    repo_type: RepoType = "dataset",
+    revision: str | None = None,
+    episodes: str | None = None,
+    output: Path | None = None,
+    workers: int = DEFAULT_WORKERS,
+    force: bool = False,
+    lock_timeout_s: float = DEFAULT_LOCK_TIMEOUT_S,
+    progress: Progress = no_progress,
+) -> BuildResult:
+    """Find or build the sidecar of a dataset.
+
+    Args:
+        source: The dataset.
+        repo_id: Its name in the identity; derived from the source when None.
+        repo_type: What ``OWNER/NAME`` means.
+        revision: Branch, tag or commit.
+        episodes: Episodes whose files are covered, as `parse_episode_spec` takes them; None for all.
+        output: Write the archive there instead of into the cache.
+        workers: Files indexed at once.
+        force: Build even if a valid sidecar is there.
+        lock_timeout_s: How long to wait for another process that builds the same sidecar.
+        progress: Told about finished files.
+
+    Raises:
+        UsageError: The episodes cannot be understood, or a part was asked for without `output`, or
+            `output` is a directory. Nothing has been done.
+        LrstreamError: As `resolve_sidecar`.
+    """
+    started_s = time.monotonic()
+    spec = None if episodes is None else parse_episode_spec(episodes)
+    _check_output(output, spec)
+    dataset = open_dataset(source, repo_type=repo_type, revision=revision)
+    table = dataset.layout.episodes
+    positions = _positions(dataset, spec)
+    files = {camera.files[number] for camera in table.cameras.values() for number in camera.file[positions]}
+    all_files = dataset.layout.video_files()
+
+    def tell(state: BuildProgress) -> None:
+        progress(state.done, state.total, "video files")
+
+    report: BuildReport | None = None
+    origin: Origin | None = "built"
+    path: Path | None = output
+    if not files:
+        origin, path = None, None
+    elif output is None:
+        found = resolve_sidecar(
+            dataset.store,
+            dataset.layout,
+            repo_id=repo_id,
+            revision=revision,
+            workers=workers,
+            lock_timeout_s=lock_timeout_s,
+            progress=tell,
+            rebuild=force,
+        )
+        report, origin, path = found.report, found.origin, found.path
+    elif len(files) == len(all_files):
+        report = build_locked(
+            dataset.store,
+            dataset.layout,
+            destination=output,
+            repo_id=repo_id,
+            revision=revision,
+            workers=workers,
+            lock_timeout_s=lock_timeout_s,
+            progress=tell,
+        )
+    else:
+        identity = request_identity(dataset.store, dataset.layout, repo_id=repo_id, revision=revision)
+        with ProcessLock(lock_path(output)) as lock:
+            lock.acquire(lock_timeout_s)
+            report = build_sidecar(
+                dataset.store,
+                dataset.layout,
+                destination=output,
+                workers=workers,
+                identity=_narrowed(identity, files),
+                progress=tell,
+            )
+    return BuildResult(
+        path=path,
+        origin=origin,
+        complete=len(files) == len(all_files),
+        files=len(files),
+        frames=int(table.length[positions].sum()),
+        episodes=len(positions),
+        requests=report.requests if report is not None else 0,
+        bytes_read=report.bytes_read if report is not None else 0,
+        elapsed_s=time.monotonic() - started_s,
+    )
+
+
+def _check_output(output: Path | None, spec: EpisodeSpec | None) -> None:
+    if output is None:
+        if spec is not None:
+            raise UsageError(
+                "A sidecar of some episodes cannot be installed in the cache, where training expects "
+                "complete ones.",
+                hint="Write it to a file with --output FILE, or leave --episodes out.",
+            )
+        return
+    if output.is_dir():
+        raise UsageError(f"{output} is a directory, expected the path of a file.")
+    if not output.absolute().parent.is_dir():
+        raise NotFoundError(f"The directory {output.absolute().parent} does not exist.", path=str(output))
+
+
+def _positions(dataset: OpenedDataset, spec: EpisodeSpec | None) -> NDArray[np.int64]:
+    if spec is None:
+        return resolve_selection(dataset.layout)
+    return resolve_selection(dataset.layout, spec.select(dataset.layout.episodes.episode_index.tolist()))
+
+
+def _narrowed(identity: SidecarIdentity, files: set[str]) -> SidecarIdentity:
+    """The identity of an archive that covers only `files`."""
+    return replace(
+        identity,
+        source_files=tuple(source for source in identity.source_files if source.path in files),
+        source_fingerprints={
+            path: value for path, value in identity.source_fingerprints.items() if path in files
+        },
+    )

@@ -1,0 +1,139 @@
+"""What README.md and docs/ say can be done as they say it.
+
+Blocks marked ``bash`` and ``python`` are executed, one document after the other, beside a demonstration
+dataset called ``./demo``. Blocks marked ``sh`` (installation, shells' own files) are not; the options of
+all commands in either are checked.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from lrstream import StreamingLeRobotDataset
+from lrstream.cli.app import PROGRAM, app
+from lrstream.cli.describe import describe
+from lrstream.demo import WrittenDataset
+from tests.cli.program import Program
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+COMMANDS = {
+    " ".join(command.words): command for command in describe(typer.main.get_command(app), PROGRAM).walk()
+}
+
+
+def blocks(document: Path, *languages: str) -> list[tuple[str, str]]:
+    """(language, text) of the blocks of a document."""
+    found = BLOCK.findall(document.read_text(encoding="utf-8"))
+    return [(language, text) for language, text in found if language in languages]
+
+
+def command_lines(document: Path, *languages: str) -> list[list[str]]:
+    """Words of every call of the program in a document."""
+    lines = [line for _, text in blocks(document, *languages) for line in text.splitlines()]
+    calls = [part.strip() for line in lines for part in re.split(r"&&|\|", line)]
+    return [shlex.split(call, comments=True) for call in calls if call.startswith("lrstream ")]
+
+
+def named(document: Path) -> str:
+    return str(document.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+def test_links_lead_to_files(document: Path) -> None:
+    for target in LINK.findall(document.read_text(encoding="utf-8")):
+        if "://" not in target and not target.startswith("#"):
+            assert (document.parent / target.split("#")[0]).exists(), target
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+def test_commands_and_options_exist(document: Path) -> None:
+    for words in command_lines(document, "bash", "sh"):
+        known = max(
+            (name for name in COMMANDS if words[: len(name.split())] == name.split()), key=len, default=None
+        )
+        assert known is not None, words
+        flags = {flag for option in COMMANDS[known].options for flag in option.flags}
+        for word in words:
+            if word.startswith("-"):
+                assert word.split("=")[0] in flags, f"{known} has no {word}"
+
+
+@pytest.mark.parametrize(
+    "document", [document for document in DOCUMENTS if blocks(document, "bash", "python")], ids=named
+)
+def test_blocks_run(
+    document: Path,
+    demo_dataset: WrittenDataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lrstream: Program,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    found = blocks(document, "bash", "python")
+    if not any("write_dataset('demo')" in text for _, text in found):
+        shutil.copytree(demo_dataset.root, tmp_path / "demo")
+    for language, text in found:
+        if language == "python":
+            run_script(text, tmp_path)
+            continue
+        for line in text.splitlines():
+            if line.startswith("lrstream "):
+                words = shlex.split(line, comments=True)[1:]
+                outcome = lrstream(*words)
+                assert outcome.code == 0, f"{line}\n{outcome.out}\n{outcome.err}"
+            elif line:
+                subprocess.run(["bash", "-c", line], check=True, timeout=60, cwd=tmp_path)
+
+
+def run_script(text: str, directory: Path) -> None:
+    """Run a Python block as the script that a reader would make of it."""
+    script = directory / "snippet.py"
+    script.write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=100, cwd=directory, check=False
+    )
+    assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+
+
+def test_the_reference_lists_every_argument_with_its_default() -> None:
+    text = (ROOT / "docs/reference/python.md").read_text(encoding="utf-8")
+    section = text.split("## `StreamingLeRobotDataset`")[1].split("\n### ")[0]
+    documented = dict(re.findall(r"^\| `(\w+)` \| (?:`([^`]*)`)? ?\|", section, re.MULTILINE))
+    parameters = inspect.signature(StreamingLeRobotDataset).parameters
+    expected = {
+        name: "" if item.default is inspect.Parameter.empty else repr(item.default)
+        for name, item in parameters.items()
+    }
+    assert documented == expected
+    assert list(documented) == list(expected)
+
+
+def test_the_readme_has_its_two_commands() -> None:
+    found = [text for _, text in blocks(ROOT / "README.md", "sh")]
+    assert len(found) == 2
+    assert all("pip install torch==2.13.0 && pip install -e" in text for text in found)
+    assert found[0].rstrip().endswith("lrstream benchmark loader --demo")
+    assert found[1].rstrip().endswith("pytest -n 2")
+
+
+def test_every_error_code_is_documented() -> None:
+    from lrstream import errors
+
+    text = (ROOT / "docs/reference/problems.md").read_text(encoding="utf-8")
+    classes = [getattr(errors, name) for name in errors.__all__]
+    for code in {cls.code for cls in classes}:
+        assert f"`{code}`" in text, code

@@ -21,7 +21,7 @@ from lrstream.storage.byte_source import TransferCounters, check_range
 from lrstream.storage.failures import describe, storage_error
 from lrstream.storage.location import Location
 from lrstream.storage.per_process import PerProcess
-from lrstream.storage.relative_path import check_relative_path
+from lrstream.storage.relative_path import check_relative_path, common_directory
 from lrstream.storage.store import FileInfo, require_files
 
 __all__ = ["FsspecByteSource", "FsspecStore"]
@@ -122,7 +122,7 @@ class FsspecStore:
         if not wanted:
             return {}
         if self._protocol not in ("http", "https"):
-            return require_files(wanted, self.list_files(_common_directory(wanted)), self.location.root)
+            return require_files(wanted, self.list_files(common_directory(wanted)), self.location.root)
         found = {}
         for path in wanted:
             try:
@@ -259,14 +259,3 @@ def _file_info(info: Mapping[str, Any]) -> FileInfo:
     # Without any identity the value is new each time, so that nothing derived from it is reused.
     fingerprint = uuid.uuid4().hex if identity is None else str(identity)
     return FileInfo(None if size is None else int(size), fingerprint)
-
-
-def _common_directory(paths: list[str]) -> str:
-    """Longest directory that contains all paths, ``""`` for the root."""
-    parts = [path.split("/")[:-1] for path in paths]
-    shared = []
-    for level in zip(*parts, strict=False):
-        if len(set(level)) > 1:
-            break
-        shared.append(level[0])
-    return "/".join(shared)

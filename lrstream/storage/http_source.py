@@ -2,17 +2,15 @@
 
 The Hub answers a file's stable URL (*resolve* URL) with a redirect to a signed, expiring URL on another
 origin. The signed URL is kept and used by all later reads of the file; when it stops working it is
-resolved again, once for all threads. Nothing that a server sends is believed unchecked: a reply must be
-206 with the very range that was asked for (or 200 for a whole file), and as long as it says.
+resolved again, once for all threads. Credentials go to the stable URL's own origin and nowhere else.
 """
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from urllib.parse import urljoin, urlsplit
 
 import urllib3
@@ -20,17 +18,19 @@ import urllib3
 from lrstream.errors import AccessError, NotFoundError, TransferError
 from lrstream.storage.byte_source import TransferCounters, check_range
 from lrstream.storage.http_pool import HttpPool, describe_response, host_of, redact, same_origin
+from lrstream.storage.http_reply import RangeReply, RetryLater, transport_failure, verified_range
 from lrstream.storage.per_process import PerProcess
-from lrstream.storage.retry import RETRYABLE_STATUSES, RetryCounters, RetryPolicy, RetrySchedule, told_wait_s
+from lrstream.storage.retry import RetryCounters, RetryPolicy, RetrySchedule
 
 __all__ = ["HttpByteSource"]
 
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _MAX_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_MAX_REDIRECT_BODY_BYTES = 64 * 1024
 # Below this a part of a range is not worth a request of its own.
 _MIN_SUBRANGE_BYTES = 256 * 1024
-_PIECE_BYTES = 1 << 20
+
+T = TypeVar("T")
 
 
 class _Target(NamedTuple):
@@ -40,31 +40,20 @@ class _Target(NamedTuple):
     generation: int
 
 
-class _Part(NamedTuple):
-    """Verified bytes of a range, and the size of the file."""
-
-    data: bytes
-    size: int
-
-
 class _Resolution:
-    """The signed URL of one file in one process."""
+    """The signed URL of one file in one process.
+
+    `lock` is held while the stable URL is asked, so that threads that need its answer wait for one
+    request instead of making their own.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.target: _Target | None = None
         self.generation = 0
+        self.last_good = 0
         self.served_directly = False
         self.size: int | None = None
-
-
-class _RetryLater(Exception):
-    """An attempt failed in a way that may pass; carries what to tell the schedule."""
-
-    def __init__(self, failure: str, told_s: float | None = None) -> None:
-        super().__init__(failure)
-        self.failure = failure
-        self.told_s = told_s
 
 
 class _SignatureRefused(Exception):
@@ -119,12 +108,12 @@ class HttpByteSource:
         self._resolution = PerProcess(_Resolution)
 
     def size(self) -> int:
-        """Size in bytes; costs a request of one byte where it is not known yet."""
+        """Size in bytes; the redirect that the first read needs anyway tells it, where there is one."""
         size = self._size()
+        if size is None:
+            self._with_retries(f"{self.path}, its size", lambda: self._ask_size(self._resolution.get()))
+            size = self._size()
         return self.read_upto(0, 1)[1] if size is None else size
-
-    def _size(self) -> int | None:
-        return self._known_size if self._known_size is not None else self._resolution.get().size
 
     def read(self, start: int, stop: int) -> bytes:
         """Exactly the bytes of ``[start, stop)``, in up to `subranges` parallel requests."""
@@ -138,115 +127,128 @@ class HttpByteSource:
         with ThreadPoolExecutor(parts, thread_name_prefix="lrstream-subrange") as threads:
             return b"".join(threads.map(self._read_exactly, bounds[:-1], bounds[1:]))
 
-    def _read_exactly(self, start: int, stop: int) -> bytes:
-        data, size = self._read(start, stop)
-        if len(data) != stop - start:
-            raise TransferError(
-                f"{self.path}: bytes [{start}, {stop}) were wanted, but the file ends at {size}.",
-                hint="It was replaced since it was indexed.",
-                file_path=self.path,
-                start=start,
-                stop=stop,
-            )
-        return data
-
     def read_upto(self, start: int, stop: int) -> tuple[bytes, int]:
         """The bytes of ``[start, min(stop, size))`` and the size of the file."""
         check_range(self.path, start, stop)
         size = self._size()
+        if size is None and start == stop:
+            size = self.size()
         if size is not None:
             stop = min(stop, size)
             if start >= stop:
                 return b"", size
-        elif start == stop:
-            return b"", self.size()
         return self._read(start, stop)
 
     def close(self) -> None:
         """Forget the signed URL; the connections belong to the store."""
         self._resolution.drop()
 
+    def __repr__(self) -> str:
+        return f"HttpByteSource({self.path!r})"
+
     # -- one verified range, with retries -------------------------------------------------------
 
-    def _read(self, start: int, stop: int) -> _Part:
-        what = f"{self.path}, bytes [{start}, {stop})"
+    def _size(self) -> int | None:
+        return self._known_size if self._known_size is not None else self._resolution.get().size
+
+    def _read_exactly(self, start: int, stop: int) -> bytes:
+        data, size = self._read(start, stop)
+        if len(data) != stop - start:
+            raise TransferError(
+                f"{self._what(start, stop)} were wanted, but the file ends at {size}.",
+                hint="It was replaced since it was indexed.",
+                file_path=self.path,
+            )
+        return data
+
+    def _what(self, start: int, stop: int) -> str:
+        return f"{self.path}, bytes [{start}, {stop})"
+
+    def _read(self, start: int, stop: int) -> RangeReply:
+        return self._with_retries(self._what(start, stop), lambda: self._attempt(start, stop))
+
+    def _with_retries(self, what: str, attempt: Callable[[], T]) -> T:
         schedule = RetrySchedule(self._policy, what, self._retry_counters)
-        renewed = False
+        renewals = 0
         while True:
             try:
-                return self._attempt(start, stop)
-            except _SignatureRefused as refused:
-                # Once more with a fresh signature: after that it is no expiry but a refusal.
-                if renewed:
-                    raise AccessError(
-                        f"{what}: a freshly signed URL was refused: {refused.failure}.",
-                        hint="The storage behind the Hub rejects its own signature; this does not heal by "
-                        "trying again. Check the clock of this machine and proxies in between.",
-                        file_path=self.path,
-                    ) from None
-                renewed = True
-                self._forget(refused.target)
-            except _RetryLater as failed:
+                return attempt()
+            except _SignatureRefused as caught:
+                refused, failed = caught, None
+            except RetryLater as caught_failure:
+                refused, failed = None, caught_failure
+            # Outside the handlers, so that what is raised here has no foreign exception chained to it.
+            if failed is not None:
                 schedule.wait(failed.failure, told_s=failed.told_s)
-            except urllib3.exceptions.HTTPError as error:
-                schedule.wait(f"{type(error).__name__} at {host_of(self._url)}: {redact(str(error))}")
+            elif refused is not None:
+                self._renew(refused, what, renewals)
+                renewals += 1
 
-    def _attempt(self, start: int, stop: int) -> _Part:
-        resolution = self._resolution.get()
-        target = resolution.target
-        if target is None:
-            if resolution.served_directly:
-                found = self._resolve(resolution, start, stop)
-            else:
-                # The first read follows the redirect itself; other threads wait for what it finds.
-                with resolution.lock:
-                    found = resolution.target or self._resolve(resolution, start, stop)
-            if isinstance(found, _Part):
-                return found
-            target = found
-        return self._request_range(target, start, stop)
-
-    def _forget(self, target: _Target) -> None:
-        """Drop a refused signed URL, unless another thread has replaced it already."""
+    def _renew(self, refused: _SignatureRefused, what: str, renewals: int) -> None:
+        """Forget a refused signed URL; after a fresh one was refused as well, give up (K22)."""
         resolution = self._resolution.get()
         with resolution.lock:
-            if resolution.target is not None and resolution.target.generation == target.generation:
+            has_worked = resolution.last_good >= refused.target.generation
+            if renewals > 0 and (not has_worked or renewals >= self._policy.max_attempts):
+                raise AccessError(
+                    f"{what}: a freshly signed URL was refused: {refused.failure}.",
+                    hint="The storage behind the Hub rejects its own signature; this does not heal by "
+                    "trying again. Check the clock of this machine and proxies in between.",
+                    file_path=self.path,
+                )
+            # Another thread may have replaced it already.
+            if resolution.target is not None and resolution.target.generation == refused.target.generation:
                 resolution.target = None
 
-    def _resolve(self, resolution: _Resolution, start: int, stop: int) -> _Target | _Part:
+    def _attempt(self, start: int, stop: int) -> RangeReply:
+        resolution = self._resolution.get()
+        found: _Target | RangeReply | None = resolution.target
+        if found is None and resolution.served_directly:
+            found = self._resolve(resolution, start, stop)
+        elif found is None:
+            # The first read follows the redirect itself; other threads wait for what it finds.
+            with resolution.lock:
+                found = resolution.target or self._resolve(resolution, start, stop)
+        if isinstance(found, RangeReply):
+            return found
+        reply = self._request_range(found, start, stop)
+        resolution.last_good = max(resolution.last_good, found.generation)
+        return reply
+
+    def _ask_size(self, resolution: _Resolution) -> None:
+        with resolution.lock:
+            if resolution.target is None and resolution.size is None:
+                self._resolve(resolution, 0, 1)
+
+    def _resolve(self, resolution: _Resolution, start: int, stop: int) -> _Target | RangeReply:
         """Ask the stable URL: a signed URL to read from, or at once the bytes of a file served directly."""
-        url, headers = self._url, self._headers()
+        what, url, headers = self._what(start, stop), self._url, self._headers()
         for _ in range(_MAX_REDIRECTS):
             response = self._send(url, start, stop, headers)
             reuse = False
             try:
                 if response.status not in _REDIRECTS:
-                    result = self._checked_body(response, url, start, stop, signed=False)
+                    self._raise_refusal(response, url)
+                    self._check_hash(response)
+                    reply = self._verified(response, url, start, stop)
                     resolution.served_directly = True
                     reuse = True
-                    return result
+                    return reply
                 self._check_hash(response)
-                location = response.headers.get("Location")
-                if not location:
-                    raise TransferError(
-                        f"{self.path}: {describe_response(response, url)}, without a Location."
-                    )
-                response.read(_PIECE_BYTES)
-                reuse = True
+                self._learn_linked_size(response)
+                following = self._following(response, url, what)
+                reuse = self._drain(response)
             finally:
                 self._pool.release(response, reuse=reuse)
-            following = urljoin(url, location)
-            if urlsplit(following).scheme not in ("http", "https"):
-                raise TransferError(f"{self.path}: redirected to {redact(following)}, which is not HTTP.")
             if not same_origin(url, following):
                 resolution.generation += 1
                 resolution.target = _Target(following, resolution.generation)
                 return resolution.target
             url = following  # same origin: the token may go along
-        raise TransferError(f"{self.path}: more than {_MAX_REDIRECTS} redirects from {host_of(self._url)}.")
+        raise TransferError(f"{what}: more than {_MAX_REDIRECTS} redirects from {host_of(self._url)}.")
 
-    def _request_range(self, target: _Target, start: int, stop: int) -> _Part:
-        url = target.url
+    def _request_range(self, target: _Target, start: int, stop: int) -> RangeReply:
+        what, url = self._what(start, stop), target.url
         for _ in range(_MAX_REDIRECTS):
             response = self._send(url, start, stop, {})
             reuse = False
@@ -254,23 +256,51 @@ class HttpByteSource:
                 if response.status in (401, 403):
                     raise _SignatureRefused(describe_response(response, url), target)
                 if response.status not in _REDIRECTS:
-                    result = self._checked_body(response, url, start, stop, signed=True)
+                    reply = self._verified(response, url, start, stop)
                     reuse = True
-                    return result
-                location = response.headers.get("Location")
+                    return reply
+                following = self._following(response, url, what)
+                reuse = self._drain(response)
             finally:
                 self._pool.release(response, reuse=reuse)
-            if not location:
-                raise TransferError(f"{self.path}: a redirect from {host_of(url)} without a Location.")
-            url = urljoin(url, location)
-        raise TransferError(f"{self.path}: more than {_MAX_REDIRECTS} redirects from {host_of(target.url)}.")
+            url = following
+        raise TransferError(f"{what}: more than {_MAX_REDIRECTS} redirects from {host_of(target.url)}.")
 
     def _send(self, url: str, start: int, stop: int, headers: dict[str, str]) -> urllib3.BaseHTTPResponse:
         self._counters.add(requests=1)
         wanted = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
-        return self._pool.get(url, {**headers, **wanted})
+        try:
+            return self._pool.get(url, {**headers, **wanted})
+        except urllib3.exceptions.HTTPError as error:
+            failure = transport_failure(error, self._what(start, stop), url)
+        raise failure
+
+    @staticmethod
+    def _drain(response: urllib3.BaseHTTPResponse) -> bool:
+        """Read the short body of a redirect; returns whether its connection can be used again."""
+        try:
+            response.read(_MAX_REDIRECT_BODY_BYTES)
+            return not response.read(1)
+        except urllib3.exceptions.HTTPError:
+            return False
+
+    @staticmethod
+    def _following(response: urllib3.BaseHTTPResponse, url: str, what: str) -> str:
+        location = response.headers.get("Location")
+        if not location:
+            raise TransferError(f"{what}: {describe_response(response, url)}, a redirect to nowhere.")
+        following = urljoin(url, location)
+        if urlsplit(following).scheme not in ("http", "https"):
+            raise TransferError(f"{what}: redirected to {redact(following)}, which is not HTTP.")
+        return following
 
     # -- checks ---------------------------------------------------------------------------------
+
+    def _verified(self, response: urllib3.BaseHTTPResponse, url: str, start: int, stop: int) -> RangeReply:
+        reply = verified_range(response, url, self._what(start, stop), start, stop, self._size())
+        self._counters.add(requests=0, bytes_read=len(reply.data))
+        self._remember_size(reply.size)
+        return reply
 
     def _check_hash(self, response: urllib3.BaseHTTPResponse) -> None:
         found = response.headers.get("X-Xet-Hash")
@@ -282,87 +312,10 @@ class HttpByteSource:
                 file_path=self.path,
             )
 
-    def _checked_body(
-        self, response: urllib3.BaseHTTPResponse, url: str, start: int, stop: int, *, signed: bool
-    ) -> _Part:
-        what = f"{self.path}, bytes [{start}, {stop})"
-        status = response.status
-        if status in RETRYABLE_STATUSES:
-            told_s = told_wait_s(response.headers)
-            raise _RetryLater(describe_response(response, url), told_s)
-        if status == 416:
-            size = self._size_of_unsatisfied(response)
-            if size is not None and start >= size:
-                self._remember_size(size)
-                return _Part(b"", size)
-        if not signed:
-            self._raise_refusal(response, url)
-            self._check_hash(response)
-        if status == 200:
-            return self._whole_file(response, url, start, stop)
-        if status != 206:
-            raise TransferError(
-                f"{what}: {describe_response(response, url)}, expected 206 Partial Content.",
-                file_path=self.path,
-            )
-        match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", "").strip())
-        if match is None:
-            raise TransferError(
-                f"{what}: {host_of(url)} sent part of the file without saying which "
-                f"(Content-Range: {response.headers.get('Content-Range')!r}).",
-                file_path=self.path,
-            )
-        first, last = int(match.group(1)), int(match.group(2))
-        size = self._size() if match.group(3) == "*" else int(match.group(3))
-        if size is None:
-            raise TransferError(f"{what}: {host_of(url)} does not tell the size of the file.")
-        self._remember_size(size)
-        if first != start or last + 1 != min(stop, size):
-            raise TransferError(
-                f"{what}: {host_of(url)} sent bytes [{first}, {last + 1}) of {size} instead.",
-                hint="A proxy or server in between answers ranges wrongly.",
-                file_path=self.path,
-            )
-        return _Part(self._body(response, url, last + 1 - first), size)
-
-    def _whole_file(self, response: urllib3.BaseHTTPResponse, url: str, start: int, stop: int) -> _Part:
-        """A 200 is right only where the whole file was asked for; otherwise nothing is read of it."""
-        length = response.headers.get("Content-Length")
-        size = int(length) if length is not None and length.isdecimal() else self._size()
-        if start == 0 and size is not None and size <= stop:
-            self._remember_size(size)
-            return _Part(self._body(response, url, size), size)
-        raise TransferError(
-            f"{self.path}, bytes [{start}, {stop}): {host_of(url)} ignored the Range and answered with the "
-            "whole file (status 200, expected 206).",
-            hint="The server, or a proxy in between, does not support ranges; the dataset cannot be streamed "
-            "through it.",
-            file_path=self.path,
-        )
-
-    def _body(self, response: urllib3.BaseHTTPResponse, url: str, length: int) -> bytes:
-        declared = response.headers.get("Content-Length")
-        if declared is not None and declared.isdecimal() and int(declared) != length:
-            raise TransferError(
-                f"{self.path}: {host_of(url)} declares a body of {declared} bytes for a range of {length}.",
-                file_path=self.path,
-            )
-        buffer = bytearray(length)
-        view = memoryview(buffer)
-        filled = 0
-        while filled < length:
-            piece = response.read(min(_PIECE_BYTES, length - filled))
-            if not piece:
-                raise _RetryLater(f"the reply of {host_of(url)} ended after {filled} of {length} bytes")
-            view[filled : filled + len(piece)] = piece
-            filled += len(piece)
-        self._counters.add(requests=0, bytes_read=length)
-        if response.read(1):
-            raise TransferError(
-                f"{self.path}: {host_of(url)} sent more than the {length} bytes of the range.",
-                file_path=self.path,
-            )
-        return bytes(buffer)
+    def _learn_linked_size(self, response: urllib3.BaseHTTPResponse) -> None:
+        size = response.headers.get("X-Linked-Size", "")
+        if size.isdecimal():
+            self._remember_size(int(size))
 
     def _remember_size(self, size: int) -> None:
         known = self._size()
@@ -374,24 +327,19 @@ class HttpByteSource:
             )
         self._resolution.get().size = size
 
-    @staticmethod
-    def _size_of_unsatisfied(response: urllib3.BaseHTTPResponse) -> int | None:
-        match = re.fullmatch(r"bytes \*/(\d+)", response.headers.get("Content-Range", "").strip())
-        return int(match.group(1)) if match else None
-
     def _raise_refusal(self, response: urllib3.BaseHTTPResponse, url: str) -> None:
         """Errors of the stable URL: the Hub itself says that this may not be read, or is not there."""
         status = response.status
         if status not in (401, 403, 404, 410):
             return
         code = response.headers.get("X-Error-Code", "")
-        failure = describe_response(response, url)
+        failure = describe_response(response, url) + (f", {code}" if code else "")
         if status in (404, 410) and code != "RepoNotFound":
             raise NotFoundError(
                 f"{self.path} does not exist: {failure}.", file_path=self.path, error_code=code
             )
         raise AccessError(
-            f"{self.path}: {failure}{f', {code}' if code else ''}.",
+            f"{self.path}: {failure}.",
             hint="Make a token with access to it available to every worker (hf auth login, or HF_TOKEN).",
             file_path=self.path,
             error_code=code,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from lrstream.errors import DatasetFormatError
 
-__all__ = ["check_relative_path"]
+__all__ = ["check_relative_path", "common_directory"]
 
 
 def check_relative_path(path: str) -> str:
@@ -24,3 +26,14 @@ def check_relative_path(path: str) -> str:
             file_path=path,
         )
     return path
+
+
+def common_directory(paths: Iterable[str]) -> str:
+    """Longest directory that contains all paths, ``""`` for the root."""
+    parts = [path.split("/")[:-1] for path in paths]
+    shared = []
+    for level in zip(*parts, strict=False):
+        if len(set(level)) > 1:
+            break
+        shared.append(level[0])
+    return "/".join(shared)

@@ -103,16 +103,21 @@ def open_store(
 ) -> DatasetStore:
     """The store of a location.
 
+    A Hub dataset that names no commit is pinned to one first, which asks the Hub; `store.location` has
+    the commit in its root and the revision that was asked for or chosen.
+
     Args:
         location: From `parse_location`.
         storage_options: Arguments of the fsspec file system (credentials, endpoint); they travel
             with the store to workers and appear nowhere else.
-        connections: Most HTTP connections of this process, None for a default; Hub only.
+        connections: Most HTTP connections of each process to one host, None for a default; Hub only.
         subranges: Parallel parts of one range read; Hub only.
 
     Raises:
-        UsageError: If the kind of storage is not supported, or its client is not installed.
-        NotFoundError: If a local root does not exist.
+        UsageError: If the client of this kind of storage is not installed, or too old.
+        NotFoundError: If a local root, Hub repository or revision does not exist, or is hidden.
+        AccessError: If a Hub repository may not be read.
+        TransferError: If the Hub does not answer.
     """
     if connections is not None and connections < 1:
         raise UsageError(f"connections is {connections}, expected at least 1.")
@@ -127,7 +132,11 @@ def open_store(
         from lrstream.storage.fsspec_store import FsspecStore
 
         return FsspecStore(location, storage_options=storage_options)
-    raise UsageError(
-        f"{location.root}: this version reads local directories and fsspec URLs, not the Hub directly.",
-        hint="Download the dataset (hf download) and give its directory.",
-    )
+    if location.kind == "bucket":
+        from lrstream.storage.bucket_store import BucketStore
+
+        return BucketStore(location, connections=connections, subranges=subranges)
+    from lrstream.storage.hub_pin import pin_location
+    from lrstream.storage.hub_store import HubStore
+
+    return HubStore(pin_location(location), connections=connections, subranges=subranges)

@@ -1,0 +1,151 @@
+"""Replies to range requests: believed only as far as they prove themselves (K20).
+
+A reply must be 206 with the very range that was asked for, or 200 where the whole file was; its headers
+must agree with each other and its body must be as long as they say. Of any other reply no more than the
+first bytes are read.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import urllib3
+
+from lrstream.errors import LrstreamError, TransferError
+from lrstream.storage.http_pool import describe_response, host_of, redact
+from lrstream.storage.retry import RETRYABLE_STATUSES, told_wait_s
+
+__all__ = ["RangeReply", "RetryLater", "transport_failure", "verified_range"]
+
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_UNSATISFIED = re.compile(r"bytes \*/(\d+)")
+_PIECE_BYTES = 1 << 20
+
+
+class RangeReply(NamedTuple):
+    """Verified bytes of a range, and the size of the whole file in bytes."""
+
+    data: bytes
+    size: int
+
+
+class RetryLater(Exception):
+    """An attempt failed in a way that may pass.
+
+    Attributes:
+        failure: What went wrong, without secrets.
+        told_s: Seconds that the server asked to wait, None if it did not.
+    """
+
+    def __init__(self, failure: str, told_s: float | None = None) -> None:
+        super().__init__(failure)
+        self.failure = failure
+        self.told_s = told_s
+
+
+def transport_failure(error: urllib3.exceptions.HTTPError, what: str, url: str) -> Exception:
+    """What to raise when no complete response arrived: `RetryLater`, or an error that will not pass."""
+    text = f"{type(error).__name__} at {host_of(url)}: {redact(str(error))}"
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return TransferError(
+            f"{what}: {text}.",
+            hint="The certificate of the server, or of a proxy in between, is not trusted on this machine "
+            "(REQUESTS_CA_BUNDLE names the trusted ones).",
+        )
+    return RetryLater(text)
+
+
+def verified_range(
+    response: urllib3.BaseHTTPResponse, url: str, what: str, start: int, stop: int, known_size: int | None
+) -> RangeReply:
+    """Read the body of a reply to a request for ``[start, stop)``.
+
+    Args:
+        response: The reply; its status is neither a redirect nor a refusal.
+        url: What was asked, for messages.
+        what: File and range, for messages.
+        start: First byte.
+        stop: End of the range, half-open; may lie behind the end of the file.
+        known_size: Size of the file in bytes if known.
+
+    Raises:
+        RetryLater: The failure may pass.
+        TransferError: The reply is not what was asked for.
+    """
+    status = response.status
+    if status in RETRYABLE_STATUSES:
+        raise RetryLater(describe_response(response, url), told_wait_s(response.headers))
+    if status == 416:
+        match = _UNSATISFIED.fullmatch(response.headers.get("Content-Range", "").strip())
+        if match is not None and start >= int(match[1]):
+            return RangeReply(b"", int(match[1]))
+    if status == 200:
+        return _whole_file(response, url, what, start, stop, known_size)
+    if status != 206:
+        raise _refused(f"{what}: {describe_response(response, url)}, expected 206 Partial Content.")
+    header = response.headers.get("Content-Range")
+    match = _CONTENT_RANGE.fullmatch((header or "").strip())
+    if match is None:
+        raise _refused(
+            f"{what}: {host_of(url)} sent part of the file without saying which (Content-Range: {header!r})."
+        )
+    first, last = int(match[1]), int(match[2])
+    size = known_size if match[3] == "*" else int(match[3])
+    if size is None:
+        raise _refused(f"{what}: {host_of(url)} does not tell the size of the file.")
+    if first != start or last + 1 != min(stop, size):
+        raise _refused(
+            f"{what}: {host_of(url)} sent bytes [{first}, {last + 1}) of {size} instead.",
+            hint="A proxy or server in between answers ranges wrongly, or the file was replaced.",
+        )
+    return RangeReply(_body(response, url, what, last + 1 - first), size)
+
+
+def _whole_file(
+    response: urllib3.BaseHTTPResponse, url: str, what: str, start: int, stop: int, known_size: int | None
+) -> RangeReply:
+    """A 200 is right only where the whole file was asked for; otherwise nothing is read of it."""
+    length = response.headers.get("Content-Length")
+    size = int(length) if length is not None and length.isdecimal() else known_size
+    if start == 0 and size is not None and size <= stop:
+        return RangeReply(_body(response, url, what, size), size)
+    raise _refused(
+        f"{what}: {host_of(url)} ignored the range and answered with the whole file (status 200, expected "
+        "206).",
+        hint="The server, or a proxy in between, does not support ranges; the dataset cannot be streamed "
+        "through it.",
+    )
+
+
+def _body(response: urllib3.BaseHTTPResponse, url: str, what: str, length: int) -> bytes:
+    encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise _refused(
+            f"{what}: {host_of(url)} sent the range encoded ({encoding}), which was not asked for."
+        )
+    declared = response.headers.get("Content-Length")
+    if declared is not None and declared.isdecimal() and int(declared) != length:
+        raise _refused(f"{what}: {host_of(url)} declares a body of {declared} bytes, expected {length}.")
+    buffer = bytearray(length)
+    view = memoryview(buffer)
+    filled = 0
+    try:
+        while filled < length:
+            piece = response.read(min(_PIECE_BYTES, length - filled))
+            if not piece:
+                raise RetryLater(f"the reply of {host_of(url)} ended after {filled} of {length} bytes")
+            view[filled : filled + len(piece)] = piece
+            filled += len(piece)
+        surplus = response.read(1)
+    except urllib3.exceptions.HTTPError as error:
+        failure = transport_failure(error, what, url)
+    else:
+        if surplus:
+            raise _refused(f"{what}: {host_of(url)} sent more than the {length} bytes of the range.")
+        return bytes(buffer)
+    raise failure
+
+
+def _refused(message: str, hint: str | None = None) -> LrstreamError:
+    return TransferError(message, hint=hint)

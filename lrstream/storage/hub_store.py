@@ -1,0 +1,213 @@
+"""A dataset in a Hub repository, at one commit.
+
+Metadata go through the Hub client's own cache, so that every process of a machine, and every other
+program that shares it, downloads them once. Tables of rows and videos are read by ranges and never
+downloaded whole.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+from huggingface_hub import hf_hub_download
+from huggingface_hub.hf_api import RepoFile
+
+from lrstream import __version__
+from lrstream.errors import NotFoundError, UsageError
+from lrstream.storage.byte_source import ByteSource, TransferCounters
+from lrstream.storage.home import lerobot_home
+from lrstream.storage.hub_base import HubStoreBase
+from lrstream.storage.hub_client import endpoint, hub_api
+from lrstream.storage.hub_failures import HubPlace
+from lrstream.storage.local import LocalByteSource
+from lrstream.storage.location import Location
+from lrstream.storage.per_process import PerProcess
+from lrstream.storage.relative_path import check_relative_path, common_directory
+from lrstream.storage.retry import RetryPolicy
+from lrstream.storage.store import FileInfo, require_files
+
+__all__ = ["METADATA_DIRECTORY", "HubStore"]
+
+METADATA_DIRECTORY = "meta"
+_COMMIT_LENGTH = 40
+
+
+class HubStore(HubStoreBase):
+    """A dataset repository at a commit.
+
+    Args:
+        location: A location of kind ``hub`` that `pin_location` has pinned.
+        connections: Most HTTP connections of a process to one host, None for a default.
+        subranges: Parallel parts of one range read.
+        policy: Bounds of retries.
+
+    Raises:
+        UsageError: The location is not pinned to a commit.
+    """
+
+    # The commit pins the content, so that no fingerprints are needed.
+    fingerprints_required = False
+
+    def __init__(
+        self,
+        location: Location,
+        *,
+        connections: int | None = None,
+        subranges: int = 1,
+        policy: RetryPolicy | None = None,
+    ) -> None:
+        commit = commit_of(location)
+        assert location.repo_id is not None
+        super().__init__(
+            location,
+            HubPlace("hub", location.repo_id, commit),
+            connections=connections,
+            subranges=subranges,
+            policy=policy,
+        )
+        self.commit = commit
+
+    def read_bytes(self, path: str) -> bytes:
+        """Whole content of a small file."""
+        source = self.open(path)
+        try:
+            return self.read_whole(source)
+        finally:
+            source.close()
+
+    def exists(self, path: str) -> bool:
+        """Whether the commit has such a file."""
+        inner = self.in_repo(path)
+        found = self.call(
+            f"look for {path}",
+            lambda: hub_api().get_paths_info(
+                self.place.repo_id, [inner], revision=self.commit, repo_type="dataset"
+            ),
+        )
+        return any(isinstance(item, RepoFile) and item.path == inner for item in found)
+
+    def list_files(self, prefix: str = "") -> dict[str, FileInfo]:
+        """All files under ``prefix``, with sizes, from one (paginated) listing; sorted by path."""
+        top = self.top_in_repo(prefix)
+        try:
+            items = self.call(
+                f"list {prefix or 'the dataset'}",
+                lambda: list(
+                    hub_api().list_repo_tree(
+                        self.place.repo_id,
+                        top or None,
+                        recursive=True,
+                        revision=self.commit,
+                        repo_type="dataset",
+                    )
+                ),
+            )
+        except NotFoundError as error:
+            if error.fields.get("error_code") in ("RepoNotFound", "RevisionNotFound"):
+                raise
+            return {}
+        found = {
+            self.relative(item.path): FileInfo(item.size, None)
+            for item in items
+            if isinstance(item, RepoFile)
+        }
+        return dict(sorted(found.items()))
+
+    def file_info(self, paths: Iterable[str]) -> dict[str, FileInfo]:
+        """Sizes of ``paths`` from one listing of the directory that holds them all."""
+        wanted = [check_relative_path(path) for path in paths]
+        if not wanted:
+            return {}
+        return require_files(wanted, self.list_files(common_directory(wanted)), self.location.root)
+
+    def open(self, path: str, size: int | None = None) -> ByteSource:
+        """Source of ranges: of the cached file for metadata, over HTTP for everything else."""
+        path = check_relative_path(path)
+        if _is_metadata(path):
+            return _CachedFileSource(self, path)
+        return self.source_at(self.place, self.in_repo(path), size=size, name=path)
+
+    def local_path(self, path: str) -> Path:
+        """The file in the Hub client's cache, downloaded if needed; metadata only.
+
+        Raises:
+            UsageError: The file is no metadata, and is not to be downloaded whole.
+        """
+        if not _is_metadata(check_relative_path(path)):
+            raise self.not_local(path)
+        return Path(
+            self.call(
+                f"download {path}",
+                lambda: hf_hub_download(
+                    self.place.repo_id,
+                    self.in_repo(path),
+                    repo_type="dataset",
+                    revision=self.commit,
+                    cache_dir=lerobot_home() / "hub",
+                    endpoint=endpoint(),
+                    library_name="lrstream",
+                    library_version=__version__,
+                ),
+            )
+        )
+
+
+class _Opened:
+    """The local file of one process, once it is there."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.source: LocalByteSource | None = None
+
+
+class _CachedFileSource:
+    """Ranges of a file in the Hub client's cache, downloaded at the first read. Thread-safe, picklable."""
+
+    def __init__(self, store: HubStore, path: str) -> None:
+        self.path = path
+        self._store = store
+        self._opened = PerProcess(_Opened)
+
+    def size(self) -> int:
+        """Size in bytes."""
+        return self._source().size()
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Exactly the bytes of ``[start, stop)``."""
+        return self._source().read(start, stop)
+
+    def read_upto(self, start: int, stop: int) -> tuple[bytes, int]:
+        """The bytes of ``[start, min(stop, size))`` and the size."""
+        return self._source().read_upto(start, stop)
+
+    def close(self) -> None:
+        """Close the file; it stays in the cache."""
+        opened = self._opened.drop()
+        if opened is not None and opened.source is not None:
+            opened.source.close()
+
+    def _source(self) -> LocalByteSource:
+        opened = self._opened.get()
+        with opened.lock:
+            if opened.source is None:
+                # Local reads are no transfers: what they read is counted apart.
+                file = str(self._store.local_path(self.path))
+                opened.source = LocalByteSource(self.path, file, TransferCounters())
+            return opened.source
+
+
+def commit_of(location: Location) -> str:
+    """The commit in the root of a pinned location."""
+    head = location.root.removeprefix(f"hf://datasets/{location.repo_id}@")
+    commit = head.partition("/")[0]
+    if head == location.root or len(commit) != _COMMIT_LENGTH or set(commit) - set("0123456789abcdef"):
+        raise UsageError(
+            f"{location.root} is not pinned to a commit.", hint="Pin it first, with pin_location()."
+        )
+    return commit
+
+
+def _is_metadata(path: str) -> bool:
+    return path.startswith(f"{METADATA_DIRECTORY}/")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from lrstream.errors import MalformedMp4Error, Mp4Error, UnsupportedMp4Error
+from lrstream.mp4.boxes import MAX_DEPTH, Box
 from lrstream.mp4.probe import RangeReply, drive, probe_track
 from lrstream.mp4.track import TrackIndex
 from tests.media.clips import (
@@ -402,8 +403,6 @@ def test_nesting_and_children_are_bounded() -> None:
     with pytest.raises(MalformedMp4Error, match="more than 512 boxes"):
         index(edit(clip_bytes(H264), many))
 
-    def deep(nodes: list[Node]) -> None:
-        find(nodes, b"stbl").children.insert(0, Node(b"stbl", b"".join([Node(b"stbl").to_bytes()] * 3)))
-
-    # Boxes inside an unknown place are never entered, however deep they go.
-    assert index(edit(clip_bytes(H264), deep)).samples.num_samples == 40
+    deepest = Box("a.mp4", "/".join(["moov"] * MAX_DEPTH), 0, 8, memoryview(Node(b"free").to_bytes()))
+    with pytest.raises(MalformedMp4Error, match="nested more than 12"):
+        list(deepest.children())

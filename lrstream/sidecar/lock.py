@@ -24,7 +24,7 @@ from typing import Self, TypeVar
 from filelock import FileLock, Timeout
 
 from lrstream.errors import SidecarLockTimeoutError
-from lrstream.sidecar.install import storage_errors
+from lrstream.sidecar.install import reclaim_leftovers, storage_errors
 from lrstream.sidecar.lock_holder import HolderRecord, holder_path, read_holder
 from lrstream.sidecar.marker_lock import MarkerLock
 
@@ -195,6 +195,8 @@ class ProcessLock:
 
     def _taken(self) -> None:
         try:
+            # A holder that was killed while writing its note has left a temporary file.
+            reclaim_leftovers(holder_path(self.path))
             self._record = HolderRecord.current()
             self._note()
             self._stop_heart.clear()

@@ -1,0 +1,402 @@
+"""Indexing all videos of a dataset into one archive (SC-1, SC-3, K11).
+
+Each of `workers` threads takes the next source, parses it, compresses its arrays and hands them to
+the archive; so there are never more parse results in memory than threads. A source that cannot be
+indexed does not stop the others: all bad files are reported together, and no archive is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from lrstream.errors import (
+    AccessError,
+    InputError,
+    LrstreamError,
+    NotFoundError,
+    TransferError,
+    UsageError,
+)
+from lrstream.layout.layout import DatasetLayout
+from lrstream.mp4.probe import RangeReply, drive, probe_track
+from lrstream.mp4.track import TrackIndex
+from lrstream.sidecar.identity import SidecarIdentity, SourceFile
+from lrstream.sidecar.install import reclaim_leftovers
+from lrstream.sidecar.writer import ArchiveWriter, encode_source
+from lrstream.storage.store import DatasetStore
+
+__all__ = [
+    "DEFAULT_WORKERS",
+    "BuildProgress",
+    "BuildReport",
+    "FinishedSources",
+    "SourceFailure",
+    "SourcesChangedError",
+    "build_sidecar",
+    "request_identity",
+]
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_WORKERS = 16
+
+_PROGRESS_EVERY_S = 0.2
+# Transfers are repeated below this level already; when this many sources have failed for good, the
+# network is down, and trying the other half million helps nobody.
+_MAX_TRANSFER_FAILURES = 16
+_LISTED_FAILURES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class BuildProgress:
+    """How far a build is.
+
+    Attributes:
+        done: Sources finished, including those that failed.
+        total: Sources in all.
+        failed: Sources that cannot be indexed.
+        bytes_read: Bytes fetched so far.
+    """
+
+    done: int
+    total: int
+    failed: int
+    bytes_read: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFailure:
+    """Why one source cannot be indexed.
+
+    Attributes:
+        path: Path of the source.
+        code: Code of the error's class.
+        message: What is wrong.
+        hint: What to do about it, if something is known.
+    """
+
+    path: str
+    code: str
+    message: str
+    hint: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class BuildReport:
+    """What a build did.
+
+    Attributes:
+        path: The installed archive.
+        identity: Its identity, with every size.
+        num_sources: Source files indexed.
+        num_samples: Pictures in all of them.
+        num_reused: Sources taken over from an earlier build without reading them.
+        source_bytes: Size of all source files.
+        archive_bytes: Size of the archive.
+        requests: Range requests made.
+        bytes_read: Bytes fetched.
+        elapsed_s: Duration.
+    """
+
+    path: Path
+    identity: SidecarIdentity
+    num_sources: int
+    num_samples: int
+    num_reused: int
+    source_bytes: int
+    archive_bytes: int
+    requests: int
+    bytes_read: int
+    elapsed_s: float
+
+
+class SourcesChangedError(TransferError):
+    """Source files were replaced while they were being indexed; the same call may succeed later."""
+
+    code = "sources-changed"
+
+
+class FinishedSources(Protocol):
+    """Sources that need not be parsed again, because the same content has been before (SC-13)."""
+
+    def find(self, source: SourceFile, fingerprint: str | None) -> TrackIndex | None:
+        """The record of this source from an earlier build, if its content is known to be the same."""
+        ...
+
+    def keep(self, track: TrackIndex, fingerprint: str | None) -> None:
+        """Remember a record that has just been made. Called from several threads."""
+        ...
+
+
+def request_identity(
+    store: DatasetStore, layout: DatasetLayout, *, repo_id: str | None = None, revision: str | None = None
+) -> SidecarIdentity:
+    """What a sidecar for this dataset as it is now has to match (SC-6).
+
+    Args:
+        store: Where the dataset is.
+        layout: Its metadata.
+        repo_id: Repository id; by default the location's, or the name of its last directory.
+        revision: Revision; by default the location's, or the codebase version as upstream has it.
+
+    Raises:
+        NotFoundError: Videos are missing; all are named.
+    """
+    paths = layout.video_files()
+    location = store.location
+    # A pinned snapshot cannot change, so nothing has to be asked about its files.
+    infos = store.file_info(paths) if store.fingerprints_required else {}
+    fingerprints = {path: info.fingerprint for path, info in infos.items() if info.fingerprint is not None}
+    return SidecarIdentity(
+        repo_id=repo_id or location.repo_id or location.root.rstrip("/").rsplit("/", 1)[-1] or "dataset",
+        revision=revision or location.revision or layout.info.codebase_version,
+        data_root=location.root,
+        source_files=tuple(
+            SourceFile(path, infos[path].size if path in infos else None) for path in sorted(paths)
+        ),
+        source_fingerprints=fingerprints,
+    )
+
+
+def build_sidecar(
+    store: DatasetStore,
+    layout: DatasetLayout,
+    *,
+    destination: Path,
+    workers: int = DEFAULT_WORKERS,
+    identity: SidecarIdentity | None = None,
+    progress: Callable[[BuildProgress], None] | None = None,
+    finished: FinishedSources | None = None,
+) -> BuildReport:
+    """Index every video of a dataset and install the archive. Takes no lock; callers do.
+
+    Args:
+        store: Where the dataset is.
+        layout: Its metadata.
+        destination: Path of the archive; replaced atomically, or left as it was on any failure.
+        workers: Sources parsed at the same time.
+        identity: Identity of the archive; from `request_identity` when None.
+        progress: Called from worker threads, at most a few times each second and at the end.
+        finished: Records of earlier builds.
+
+    Raises:
+        InputError: Some videos cannot be indexed; the error names all of them, each with its
+            reason, and ``fields["failures"]`` holds them as `SourceFailure`.
+        NotFoundError, AccessError, TransferError: The same, where that is what all failures are.
+        SourcesChangedError: Videos were replaced during the build.
+        DiskFullError: No space is left.
+    """
+    if workers < 1:
+        raise UsageError(f"workers is {workers}, expected at least 1.")
+    if identity is None:
+        identity = request_identity(store, layout)
+    reclaim_leftovers(destination)
+    start = time.monotonic()
+    requests, bytes_read = store.counters.requests, store.counters.bytes_read
+    with ArchiveWriter(destination, identity) as writer:
+        build = _Build(store, identity, writer, progress, finished)
+        build.run(workers)
+        _require_unchanged(store, identity)
+        build.raise_failures()
+        complete = writer.install()
+    return BuildReport(
+        path=destination,
+        identity=complete,
+        num_sources=len(complete.source_files),
+        num_samples=build.num_samples,
+        num_reused=build.num_reused,
+        source_bytes=sum(source.size or 0 for source in complete.source_files),
+        archive_bytes=destination.stat().st_size,
+        requests=store.counters.requests - requests,
+        bytes_read=store.counters.bytes_read - bytes_read,
+        elapsed_s=time.monotonic() - start,
+    )
+
+
+class _Build:
+    """State that the worker threads of one build share."""
+
+    def __init__(
+        self,
+        store: DatasetStore,
+        identity: SidecarIdentity,
+        writer: ArchiveWriter,
+        progress: Callable[[BuildProgress], None] | None,
+        finished: FinishedSources | None,
+    ) -> None:
+        self.num_samples = 0
+        self.num_reused = 0
+        self._store = store
+        self._identity = identity
+        self._writer = writer
+        self._progress = progress
+        self._finished = finished
+        self._sources: Iterator[tuple[int, SourceFile]] = iter(enumerate(identity.source_files))
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._failures: list[tuple[str, LrstreamError]] = []
+        self._num_transfer_failures = 0
+        self._done = 0
+        self._bytes_at_start = store.counters.bytes_read
+        self._reported_at = 0.0
+
+    def run(self, workers: int) -> None:
+        """Index all sources; returns when every thread has ended."""
+        self._report(final=not self._identity.source_files)
+        count = min(workers, len(self._identity.source_files))
+        if count == 0:
+            return
+        with ThreadPoolExecutor(count, thread_name_prefix="lrstream-build") as pool:
+            try:
+                futures = [pool.submit(self._work) for _ in range(count)]
+                wait(futures, return_when=FIRST_EXCEPTION)
+            finally:
+                # Also on Ctrl-C: the threads end after the source they are at.
+                self._stop.set()
+        for future in futures:
+            future.result()
+
+    def raise_failures(self) -> None:
+        """Raise one error for all sources that failed, if any did."""
+        if not self._failures:
+            return
+        ordered = sorted(self._failures, key=lambda failure: failure[0])
+        failures = tuple(
+            SourceFailure(path, error.code, error.message or str(error), error.hint)
+            for path, error in ordered
+        )
+        if len(ordered) == 1:
+            error = ordered[0][1]
+            error.fields["failures"] = failures
+            raise error
+        kinds = {type(error) for _, error in ordered}
+        kind = _common_kind(kinds)
+        lines = [f"  {failure.path}: {failure.message}" for failure in failures[:_LISTED_FAILURES]]
+        if len(failures) > _LISTED_FAILURES:
+            lines.append(f"  and {len(failures) - _LISTED_FAILURES} more")
+        hints = list(dict.fromkeys(failure.hint for failure in failures if failure.hint))
+        raise kind(
+            f"{len(failures)} of {len(self._identity.source_files)} video files cannot be indexed; "
+            "no sidecar was written:\n" + "\n".join(lines),
+            hint=" ".join(hints[:3]) or None,
+            failures=failures,
+        )
+
+    def _work(self) -> None:
+        """One thread: sources until none is left or the build stops."""
+        while not self._stop.is_set():
+            with self._lock:
+                number, source = next(self._sources, (-1, None))
+            if source is None:
+                return
+            try:
+                self._index(number, source)
+            except (InputError, NotFoundError, AccessError, TransferError) as error:
+                if isinstance(error, SourcesChangedError):
+                    raise
+                self._fail(source.path, error)
+            with self._lock:
+                self._done += 1
+                done = self._done == len(self._identity.source_files)
+            self._report(final=done)
+
+    def _index(self, number: int, source: SourceFile) -> None:
+        fingerprint = self._identity.source_fingerprints.get(source.path)
+        track = self._finished.find(source, fingerprint) if self._finished is not None else None
+        reused = track is not None
+        if track is None:
+            track = _parse(self._store, source)
+            if self._finished is not None:
+                self._finished.keep(track, fingerprint)
+        if source.size is not None and track.file_size != source.size:
+            raise SourcesChangedError(
+                f"{source.path} has {track.file_size} bytes, but had {source.size} when the build began.",
+                hint=_WRITING_HINT,
+                file_path=source.path,
+            )
+        self._writer.add(encode_source(number, track))
+        with self._lock:
+            self.num_samples += track.samples.num_samples
+            self.num_reused += reused
+
+    def _fail(self, path: str, error: LrstreamError) -> None:
+        with self._lock:
+            self._failures.append((path, error))
+            if isinstance(error, TransferError):
+                self._num_transfer_failures += 1
+                if self._num_transfer_failures >= _MAX_TRANSFER_FAILURES:
+                    self._stop.set()
+
+    def _report(self, *, final: bool) -> None:
+        if self._progress is None:
+            return
+        with self._lock:
+            now = time.monotonic()
+            if not final and now - self._reported_at < _PROGRESS_EVERY_S:
+                return
+            self._reported_at = now
+            # Called under the lock, so that reports arrive one after the other and in order.
+            self._progress(
+                BuildProgress(
+                    self._done,
+                    len(self._identity.source_files),
+                    len(self._failures),
+                    self._store.counters.bytes_read - self._bytes_at_start,
+                )
+            )
+
+
+_WRITING_HINT = "Stop whatever writes the dataset, then build again."
+
+
+def _parse(store: DatasetStore, source: SourceFile) -> TrackIndex:
+    """Index one source through range reads of its `moov` (MP-4)."""
+    with contextlib.closing(store.open(source.path, source.size)) as opened:
+        return drive(probe_track(source.path), lambda start, stop: RangeReply(*opened.read_upto(start, stop)))
+
+
+def _require_unchanged(store: DatasetStore, identity: SidecarIdentity) -> None:
+    """Look at the sources again: an index of files that were replaced meanwhile describes neither.
+
+    Only for storage whose fingerprints are properties of the content; others (a random value for
+    each look) would differ in any case.
+    """
+    if store.location.kind not in ("local", "bucket"):
+        return
+    infos = store.file_info(identity.paths)
+    changed = [
+        source.path
+        for source in identity.source_files
+        if infos[source.path].size != source.size
+        or infos[source.path].fingerprint != identity.source_fingerprints.get(source.path)
+    ]
+    if changed:
+        raise SourcesChangedError(
+            f"{len(changed)} video files changed while they were being indexed, for example {changed[0]}.",
+            hint=_WRITING_HINT,
+            paths=tuple(changed),
+        )
+
+
+def _common_kind(kinds: set[type[LrstreamError]]) -> type[LrstreamError]:
+    """Class of the joint error: the one all share; malformed input outweighs what may be repeated."""
+    if len(kinds) == 1:
+        return kinds.pop()
+    shared: list[Any] = [
+        base for base in next(iter(kinds)).__mro__ if all(issubclass(kind, base) for kind in kinds)
+    ]
+    if issubclass(shared[0], LrstreamError) and shared[0] is not LrstreamError:
+        return shared[0]  # type: ignore[no-any-return]
+    return next(
+        kind
+        for kind in (InputError, NotFoundError, AccessError, TransferError)
+        if any(issubclass(found, kind) for found in kinds)
+    )

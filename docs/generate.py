@@ -70,8 +70,10 @@ def section(command: Command) -> Iterator[str]:
         yield from ("| argument | |", "| --- | --- |")
         yield from (f"| `{item.name}` | {cell(item.help)} |" for item in command.arguments)
         yield ""
-    yield from ("| option | |", "| --- | --- |")
-    yield from (f"| {spelling(option)} | {cell(option.help)} |" for option in command.options)
+    yield from ("| option | default | |", "| --- | --- | --- |")
+    for option in command.options:
+        default = f"`{option.default}`" if option.default else ""
+        yield f"| {spelling(option)} | {default} | {cell(option.help)} |"
     yield ""
     if command.examples:
         yield from ("```bash", *command.examples, "```", "")

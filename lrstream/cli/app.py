@@ -12,9 +12,8 @@ from lrstream import __version__
 from lrstream.cli import build
 from lrstream.cli.options import Texts
 from lrstream.cli.output import give_failure, write_stdout
-from lrstream.cli.problems import EXIT_USAGE, Failure
+from lrstream.cli.problems import EXIT_UNEXPECTED, EXIT_USAGE, Failure
 from lrstream.cli.screen import make_encodable
-from lrstream.errors import LrstreamError
 
 __all__ = ["PROGRAM", "app", "main"]
 
@@ -104,13 +103,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except typer.Exit as leave:
         return leave.exit_code
     except SystemExit as leave:
-        # The parser's own way out when the reader of its help has left.
-        return leave.code if isinstance(leave.code, int) else 0
+        # The parser's own way out when the reader of its help has left, which is no failure.
+        if isinstance(leave.__context__, BrokenPipeError):
+            return 0
+        return leave.code if isinstance(leave.code, int) else EXIT_UNEXPECTED
     except _Refusal as refusal:
         failure = Failure.usage(*_explain(refusal))
     except (KeyboardInterrupt, typer.Abort):
         failure = Failure.of(KeyboardInterrupt())
-    except LrstreamError as error:
+    except Exception as error:  # noqa: BLE001  (help, version and completion too never end in a traceback)
         failure = Failure.of(error)
     before_dashes = arguments[: arguments.index("--")] if "--" in arguments else arguments
     give_failure(_name_of(command, arguments), failure, as_json="--json" in before_dashes)

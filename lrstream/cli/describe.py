@@ -21,11 +21,13 @@ class Option:
         flags: All spellings, long ones first.
         help: One or two sentences.
         metavar: Name of the value; empty for a flag.
+        default: The value if it is not given; empty if there is none.
     """
 
     flags: tuple[str, ...]
     help: str
     metavar: str = ""
+    default: str = ""
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -112,7 +114,8 @@ def _option(parameter: Any) -> Option:
     metavar = "" if parameter.is_flag else parameter.metavar
     if metavar is None:
         raise TypeError(f"Option {flags[0]} takes a value but has no metavar.")
-    return Option(tuple(flags), _one_line(parameter.help), metavar)
+    default = str(parameter.default) if metavar and parameter.default is not None else ""
+    return Option(tuple(flags), _one_line(parameter.help), metavar, default)
 
 
 def _argument(parameter: Any) -> Argument:

@@ -190,9 +190,7 @@ def test_all_bad_files_are_named_in_one_run(
     assert len({problem["message"] for problem in problems}) == 2
 
 
-def test_a_lock_that_stays_taken(
-    standard_dataset: WrittenDataset, tmp_path: Path, lrstream: Program
-) -> None:
+def test_a_lock_that_stays_taken(standard_dataset: WrittenDataset, tmp_path: Path, lrstream: Program) -> None:
     target = tmp_path / "x.npz"
     with ProcessLock(lock_path(target)) as lock:
         lock.acquire(1.0)

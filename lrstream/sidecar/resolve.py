@@ -11,12 +11,12 @@ so that no selection can put a partial one in its place.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, BinaryIO, Literal, Protocol, TypeVar, cast
 
-from lrstream.errors import NotFoundError, SidecarError
+from lrstream.errors import AccessError, NotFoundError, SidecarError, TransferError
 from lrstream.index.open import find_index, open_index
 from lrstream.layout.layout import DatasetLayout
 from lrstream.sidecar.archive import ArchiveReader
@@ -35,9 +35,14 @@ from lrstream.sidecar.lock import ProcessLock, lock_path
 from lrstream.storage.home import lerobot_home
 from lrstream.storage.store import DatasetStore
 
+if TYPE_CHECKING:
+    from lrstream.storage.bucket_store import BucketStore
+    from lrstream.storage.hub_store import HubStore
+
 __all__ = [
     "DEFAULT_LOCK_TIMEOUT_S",
     "Origin",
+    "PublishedCandidate",
     "PublishedLookup",
     "ResolvedSidecar",
     "build_locked",
@@ -70,14 +75,26 @@ class ResolvedSidecar:
     report: BuildReport | None = None
 
 
-@runtime_checkable
+class PublishedCandidate(Protocol):
+    """A published file that may be the sidecar that is wanted."""
+
+    @property
+    def name(self) -> str:
+        """Its file name."""
+        ...
+
+    def write_to(self, file: BinaryIO) -> object:
+        """Download it into `file`."""
+        ...
+
+
 class PublishedLookup(Protocol):
     """How a kind of storage looks for a published sidecar (formats, section 3)."""
 
-    def __call__(self, identity: SidecarIdentity, file: BinaryIO) -> bool:
-        """Write the candidate for `identity` into `file`; False where none is published.
+    def __call__(self, identity: SidecarIdentity) -> Iterable[PublishedCandidate]:
+        """Candidates for `identity`, the likeliest first; what they hold is validated by the caller.
 
-        What was written is validated by the caller. Must look past cached listings once (K24).
+        Must look past cached listings (K24).
         """
         ...
 
@@ -108,7 +125,7 @@ def resolve_sidecar(
         workers: Sources parsed at the same time, if it has to be built.
         lock_timeout_s: How long to wait for another process that builds the same sidecar.
         progress: Called while building.
-        published: How to look for a published sidecar; nothing is looked for when None.
+        published: How to look for a published sidecar; as the storage has it when None.
         finished: Records of earlier builds.
         home: LeRobot's home directory; from the environment when None.
         rebuild: Build even if a valid one exists.
@@ -119,6 +136,8 @@ def resolve_sidecar(
         NotFoundError, AccessError, TransferError, DiskFullError: As `build_sidecar`.
     """
     home = home or lerobot_home()
+    if published is None:
+        published = _lookup_of(store)
 
     def attempt() -> ResolvedSidecar:
         identity = request_identity(store, layout, repo_id=repo_id, revision=revision)
@@ -198,19 +217,30 @@ class _Resolver:
     def fetch(self, published: PublishedLookup) -> ResolvedSidecar | None:
         """Download, validate and install a published sidecar. The lock must be held."""
         reclaim_leftovers(self.path)
+        try:
+            for candidate in published(self._request):
+                identity = self._install(candidate)
+                if identity is not None:
+                    logger.info("Using the published sidecar %s.", candidate.name)
+                    self.prepare_index()
+                    return ResolvedSidecar(self.path, "published", identity)
+        except (AccessError, TransferError) as error:
+            logger.warning("No published sidecar can be had, so one is built here: %s", error)
+        return None
+
+    def _install(self, candidate: PublishedCandidate) -> SidecarIdentity | None:
+        """Put a candidate into the cache if it is what is wanted."""
         with PendingFile(self.path) as pending:
-            with storage_errors(self.path):
-                if not published(self._request, pending.file):
-                    return None
-                pending.file.flush()
             try:
+                with storage_errors(self.path):
+                    candidate.write_to(pending.file)
+                    pending.file.flush()
                 identity = _validated(pending.temporary, self._request)
-            except SidecarError as error:
-                logger.warning("The published sidecar is not used: %s", error)
+            except (SidecarError, NotFoundError) as error:
+                logger.warning("The published sidecar %s is not used: %s", candidate.name, error)
                 return None
             pending.install()
-        self.prepare_index()
-        return ResolvedSidecar(self.path, "published", identity)
+        return identity
 
     def prepare_index(self) -> None:
         """Make the mapped index, which the first open would have to make otherwise."""
@@ -234,6 +264,16 @@ class _Resolver:
             logger.warning("The cached sidecar is not used and will be replaced: %s", error)
             return None
         return identity
+
+
+def _lookup_of(store: DatasetStore) -> PublishedLookup | None:
+    """How to look for what is published beside a dataset, None where nothing can be."""
+    if store.location.kind not in ("hub", "bucket"):
+        return None
+    # Imported here: nothing of the Hub is needed for other storage.
+    from lrstream.sidecar.published import PublishedSidecars
+
+    return PublishedSidecars(cast("HubStore | BucketStore", store))
 
 
 def _build(

@@ -72,15 +72,18 @@ class BucketStore(HubStoreBase):
     def list_files(self, prefix: str = "") -> dict[str, FileInfo]:
         """All files under ``prefix``, with sizes and xet hashes, from one fresh listing; sorted by path."""
         top = self.top_in_repo(prefix)
+        found = {self.relative(item.path): FileInfo(item.size, item.xet_hash) for item in self.tree(top)}
+        return dict(sorted(found.items()))
+
+    def tree(self, top: str) -> list[Any]:
+        """All files under a directory of the bucket, "" for all, as the client describes them."""
+        items = self.call(
+            f"list {top or 'all files'}",
+            lambda: list(bucket_api().list_bucket_tree(self.place.repo_id, top or None, recursive=True)),
+        )
         # The Hub compares prefixes as text, so that "videos" finds "videos_old/..." as well.
         inside = f"{top}/" if top else ""
-        items = self.call(f"list {prefix or 'the dataset'}", lambda: self._tree(top))
-        found = {
-            self.relative(item.path): FileInfo(item.size, item.xet_hash)
-            for item in items
-            if item.type == "file" and item.path.startswith(inside)
-        }
-        return dict(sorted(found.items()))
+        return [item for item in items if item.type == "file" and item.path.startswith(inside)]
 
     def file_info(self, paths: Iterable[str]) -> dict[str, FileInfo]:
         """Sizes and xet hashes of ``paths`` from one fresh listing of the directory that holds them all.
@@ -108,6 +111,3 @@ class BucketStore(HubStoreBase):
     def local_path(self, path: str) -> Path:
         """Refused: nothing of a bucket is on this machine."""
         raise self.not_local(path)
-
-    def _tree(self, top: str) -> list[Any]:
-        return list(bucket_api().list_bucket_tree(self.place.repo_id, top or None, recursive=True))

@@ -90,30 +90,40 @@ class HubStore(HubStoreBase):
 
     def list_files(self, prefix: str = "") -> dict[str, FileInfo]:
         """All files under ``prefix``, with sizes, from one (paginated) listing; sorted by path."""
-        top = self.top_in_repo(prefix)
+        items = self.tree(self.top_in_repo(prefix), self.commit) or []
+        return {
+            self.relative(item.path): FileInfo(item.size, None)
+            for item in sorted(items, key=lambda item: item.path)
+        }
+
+    def tree(self, top: str, revision: str) -> list[RepoFile] | None:
+        """All files under a directory of the repository at any revision, never from a cache.
+
+        Args:
+            top: Path from the top of the repository, "" for all of it.
+            revision: Branch, tag or commit.
+
+        Returns:
+            Files with sizes and ids; None if the directory or the revision does not exist.
+        """
+        place = HubPlace("hub", self.place.repo_id, revision)
         try:
             items = self.call(
-                f"list {prefix or 'the dataset'}",
+                f"list {top or 'all files'}",
                 lambda: list(
                     hub_api().list_repo_tree(
-                        self.place.repo_id,
-                        top or None,
-                        recursive=True,
-                        revision=self.commit,
-                        repo_type="dataset",
+                        place.repo_id, top or None, recursive=True, revision=revision, repo_type="dataset"
                     )
                 ),
+                place=place,
             )
         except NotFoundError as error:
-            if error.fields.get("error_code") in ("RepoNotFound", "RevisionNotFound"):
+            if error.fields.get("error_code") == "RepoNotFound" or (
+                error.fields.get("error_code") == "RevisionNotFound" and revision == self.commit
+            ):
                 raise
-            return {}
-        found = {
-            self.relative(item.path): FileInfo(item.size, None)
-            for item in items
-            if isinstance(item, RepoFile)
-        }
-        return dict(sorted(found.items()))
+            return None
+        return [item for item in items if isinstance(item, RepoFile)]
 
     def file_info(self, paths: Iterable[str]) -> dict[str, FileInfo]:
         """Sizes of ``paths`` from one listing of the directory that holds them all."""

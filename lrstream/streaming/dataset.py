@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -167,7 +168,8 @@ class StreamingLeRobotDataset(IterableDataset[Sample]):
             self._layout, repo_id=self.repo_id, revision=revision, depth_unit=depth_output_unit
         )
         self.episodes: list[int] = table.episode_index[self._positions].tolist()
-        self._sidecar = None
+        # The path alone: the record of a large dataset's sidecar would be sent to every worker.
+        self._sidecar: Path | None = None
         if self._layout.video_files() and len(self._positions):
             # Here rather than in the workers, so that only one process of the rank builds it.
             self._sidecar = resolve_sidecar(
@@ -177,7 +179,7 @@ class StreamingLeRobotDataset(IterableDataset[Sample]):
                 repo_id=None if root is None else self.repo_id,
                 revision=revision,
                 lock_timeout_s=sidecar_lock_timeout_s,
-            )
+            ).path
         # Shared memory, so that workers which live on between epochs see what the parent sets.
         self._epoch = torch.zeros(1, dtype=torch.int64)
         self._epoch.share_memory_()  # type: ignore[no-untyped-call]

@@ -275,8 +275,8 @@ def _decode_run(
             with pool.lend(clip.config, is_strict=is_strict) as decoder:
                 _feed(clip, first, run.stop, missing, positions, sink, decoder)
         except (av.error.FFmpegError, NotImplementedError) as error:
-            # A codec without IDR pictures, or entered at one, tells no other story one GOP earlier.
-            if is_strict or entry == 0:
+            # Only a recovery point may fail where an earlier entry succeeds.
+            if is_idr or entry == 0:
                 raise _refused(clip, first, run.stop, error) from error
         if not missing:
             return
@@ -357,7 +357,7 @@ _DAMAGED_HINT = (
 def _refused(clip: Clip, first: int, stop: int, error: Exception) -> DecodeError:
     return DecodeError(
         f"The {clip.config.codec} decoder refused {_bytes_of(clip, first, stop)} of file {clip.file_path} "
-        f"(episode {clip.episode_index}, camera {clip.camera}): {error}.",
+        f"(episode {clip.episode_index}, camera {clip.camera}): {getattr(error, 'strerror', None) or error}.",
         hint=_DAMAGED_HINT,
         **_fields(clip),
     )

@@ -68,6 +68,7 @@ class LoaderMetrics:
         self._fetched_bytes = 0
         self._refill_stalls = 0
         self._refill_stall_s = 0.0
+        self._peak_reserved_bytes = 0
 
     @contextmanager
     def timed(self, stage: Stage) -> Iterator[None]:
@@ -103,6 +104,11 @@ class LoaderMetrics:
             self._refill_stalls += 1
             self._refill_stall_s += seconds
 
+    def add_peak(self, reserved_bytes: int) -> None:
+        """Take note of the largest reservation of an epoch that has ended."""
+        with self._lock:
+            self._peak_reserved_bytes = max(self._peak_reserved_bytes, reserved_bytes)
+
     def snapshot(self) -> dict[str, Any]:
         """All counters: plain numbers by name; stages with `count`, `seconds` and `per_s`."""
         with self._lock:
@@ -130,4 +136,5 @@ class LoaderMetrics:
                 },
                 "refill_stalls": self._refill_stalls,
                 "refill_stall_s": self._refill_stall_s,
+                "peak_reserved_bytes": self._peak_reserved_bytes,
             }

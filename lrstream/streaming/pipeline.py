@@ -139,16 +139,6 @@ class EpochPipeline:
         self._end = weakref.finalize(self, _end, os.getpid(), self._frontier, self._decoding, self._cache)
 
     @property
-    def reserved_bytes(self) -> int:
-        """Bytes reserved now."""
-        return self._cache.reserved_bytes
-
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes of payloads in memory now."""
-        return self._cache.resident_bytes
-
-    @property
     def cache(self) -> EpisodeByteCache[int, EpisodeRecord]:
         """Reservations and payloads."""
         return self._cache
@@ -183,6 +173,8 @@ class EpochPipeline:
 
     def close(self) -> None:
         """End all threads and drop what is in memory; more calls do nothing."""
+        if self._end.alive:
+            self._metrics.add_peak(self._cache.peak_reserved_bytes)
         self._early.clear()
         self._end()
 

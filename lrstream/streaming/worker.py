@@ -136,15 +136,18 @@ class ProcessReader:
 
     def snapshot(self) -> dict[str, Any]:
         """Counters of this process, and what is open and in memory now."""
-        pipelines = list(self._pipelines)
+        caches = [pipeline.cache for pipeline in list(self._pipelines)]
         decoders = self._decoders
+        counters = self.metrics.snapshot()
         return {
-            **self.metrics.snapshot(),
+            **counters,
             "open_decoders": 0 if decoders is None else decoders.num_open,
             "decoders_opened": 0 if decoders is None else decoders.num_opened,
-            "reserved_bytes": sum(pipeline.cache.reserved_bytes for pipeline in pipelines),
-            "resident_bytes": sum(pipeline.cache.resident_bytes for pipeline in pipelines),
-            "peak_reserved_bytes": max((p.cache.peak_reserved_bytes for p in pipelines), default=0),
+            "reserved_bytes": sum(cache.reserved_bytes for cache in caches),
+            "resident_bytes": sum(cache.resident_bytes for cache in caches),
+            "peak_reserved_bytes": max(
+                [counters["peak_reserved_bytes"], *(cache.peak_reserved_bytes for cache in caches)]
+            ),
         }
 
     def close(self) -> None:

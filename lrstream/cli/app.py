@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from lrstream import __version__
-from lrstream.cli import build
+from lrstream.cli import build, publish
 from lrstream.cli.options import Texts
 from lrstream.cli.output import give_failure, write_stdout
 from lrstream.cli.problems import EXIT_UNEXPECTED, EXIT_USAGE, Failure
@@ -45,6 +45,7 @@ def _register(group: typer.Typer, name: str, function: Callable[..., None], text
 
 
 _register(app, "build", build.build, build.TEXTS)
+_register(app, "publish", publish.publish, publish.TEXTS)
 
 
 @app.callback(invoke_without_command=True)

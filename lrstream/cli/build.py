@@ -23,6 +23,7 @@ from lrstream.cli.options import (
 )
 from lrstream.cli.output import Answer
 from lrstream.cli.progress import ProgressLine
+from lrstream.cli.publish import ACTIONS
 from lrstream.cli.runner import run_command
 from lrstream.cli.screen import Screen, count, megabytes
 
@@ -42,6 +43,7 @@ for it.
     (
         "lrstream build ./demo",
         "lrstream build OWNER/NAME --revision v3.0",
+        "lrstream build OWNER/NAME --push",
         "lrstream build ./demo --episodes 0-9,12,20- -o some.npz --json",
     ),
 )
@@ -80,6 +82,9 @@ def build(
         ),
     ] = 1800.0,
     force: Annotated[bool, typer.Option("--force", help="Build even if a valid sidecar is there.")] = False,
+    push: Annotated[
+        bool, typer.Option("--push", help="Publish it beside the dataset afterwards (see publish).")
+    ] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
@@ -90,7 +95,13 @@ def build(
 
     def work(progress: ProgressLine) -> Answer:
         from lrstream.commands.build import build_dataset
+        from lrstream.commands.publish import publish_built, require_push_target
 
+        if push:
+            # Before any long work: whether it can be published there at all.
+            require_push_target(
+                source, repo_type=repo_type.value, revision=revision, repo_id=repo_id, episodes=episodes
+            )
         result = build_dataset(
             source,
             repo_id=repo_id,
@@ -103,6 +114,7 @@ def build(
             lock_timeout_s=lock_timeout,
             progress=progress,
         )
+        pushed = publish_built(result.path) if push and result.path is not None else None
 
         def show(screen: Screen) -> None:
             if result.path is None or result.origin is None:
@@ -118,9 +130,12 @@ def build(
             ]
             if result.origin == "built":
                 facts.append(("read", f"{megabytes(result.bytes_read)} in {count(result.requests)} requests"))
+            if pushed is not None:
+                facts.append(("published", f"{pushed.report.path} ({ACTIONS[pushed.report.action]})"))
             screen.facts([*facts, ("time", f"{result.elapsed_s:.2f} s")])
 
-        return Answer(result=result.to_json(), show=show)
+        facts_of_push = {} if pushed is None else {"publication": pushed.to_json()}
+        return Answer(result={**result.to_json(), **facts_of_push}, show=show)
 
     run_command("build", CommonOptions(as_json, quiet, verbose, debug, cache_dir), work)
 

@@ -74,6 +74,7 @@ def read_from_hub(
     *,
     policy: RetryPolicy,
     retry_counters: RetryCounters,
+    writing: bool = False,
 ) -> T:
     """Run a call of the client library that changes nothing, again after failures that may pass.
 
@@ -83,6 +84,7 @@ def read_from_hub(
         call: The call.
         policy: Bounds of retries.
         retry_counters: Where retries are counted.
+        writing: Whether it asks for write access, for messages.
 
     Raises:
         NotFoundError, AccessError, TransferError: As `hub_error` decides.
@@ -95,7 +97,7 @@ def read_from_hub(
             raise
         except Exception as error:  # noqa: BLE001  (the HTTP libraries below have no common base class)
             failure = passing_failure(error)
-            refusal = None if failure is not None else hub_error(error, place, what)
+            refusal = None if failure is not None else hub_error(error, place, what, writing=writing)
         # Outside the handler, so that no foreign exception, with URLs in its text, is chained to ours.
         if refusal is not None:
             raise refusal

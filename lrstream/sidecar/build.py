@@ -41,6 +41,7 @@ __all__ = [
     "SourceFailure",
     "SourcesChangedError",
     "build_sidecar",
+    "index_source",
     "request_identity",
 ]
 
@@ -313,7 +314,7 @@ class _Build:
         track = self._finished.find(source, fingerprint) if self._finished is not None else None
         reused = track is not None
         if track is None:
-            track = _parse(self._store, source)
+            track = index_source(self._store, source)
             if self._finished is not None:
                 self._finished.keep(track, fingerprint)
         if source.size is not None and track.file_size != source.size:
@@ -357,7 +358,7 @@ class _Build:
 _WRITING_HINT = "Stop whatever writes the dataset, then build again."
 
 
-def _parse(store: DatasetStore, source: SourceFile) -> TrackIndex:
+def index_source(store: DatasetStore, source: SourceFile) -> TrackIndex:
     """Index one source through range reads of its `moov` (MP-4)."""
     with contextlib.closing(store.open(source.path, source.size)) as opened:
         return drive(probe_track(source.path), lambda start, stop: RangeReply(*opened.read_upto(start, stop)))

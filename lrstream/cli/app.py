@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from lrstream import __version__
-from lrstream.cli import build, publish
+from lrstream.cli import benchmark, build, publish, validate
 from lrstream.cli.options import Texts
 from lrstream.cli.output import give_failure, write_stdout
 from lrstream.cli.problems import EXIT_UNEXPECTED, EXIT_USAGE, Failure
@@ -38,6 +38,13 @@ app = typer.Typer(
 )
 
 
+def _need_command(context: typer.Context) -> None:
+    """Without a command: the help, on stderr, since it is not an answer; exit 2."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(EXIT_USAGE)
+
+
 def _register(group: typer.Typer, name: str, function: Callable[..., None], texts: Texts) -> None:
     # "\b" keeps the parser from filling the lines of a paragraph.
     examples = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in texts.examples)
@@ -45,6 +52,17 @@ def _register(group: typer.Typer, name: str, function: Callable[..., None], text
 
 
 _register(app, "build", build.build, build.TEXTS)
+_register(app, "validate", validate.validate, validate.TEXTS)
+_benchmarks = typer.Typer(rich_markup_mode=None, add_completion=False)
+app.add_typer(
+    _benchmarks,
+    name="benchmark",
+    help=benchmark.GROUP_SUMMARY,
+    short_help=benchmark.GROUP_SUMMARY,
+    callback=_need_command,
+    invoke_without_command=True,
+)
+_register(_benchmarks, "loader", benchmark.loader, benchmark.LOADER_TEXTS)
 _register(app, "publish", publish.publish, publish.TEXTS)
 
 
@@ -72,13 +90,6 @@ def _root(
         write_stdout(lambda: typer.echo(script, nl=False))
         raise typer.Exit
     _need_command(context)
-
-
-def _need_command(context: typer.Context) -> None:
-    """Without a command: the help, on stderr, since it is not an answer; exit 2."""
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help(), err=True)
-        raise typer.Exit(EXIT_USAGE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

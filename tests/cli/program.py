@@ -72,7 +72,7 @@ def run_process(
     *arguments: str | os.PathLike[str], env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> Outcome:
     """Run the program in a process of its own, with stdout and stderr as pipes."""
-    command: Sequence[str] = [sys.executable, "-m", "lrstream", *map(os.fspath, arguments)]
+    command: Sequence[str] = [sys.executable, "-m", "lrstream", *(os.fspath(word) for word in arguments)]
     done = subprocess.run(
         command, capture_output=True, timeout=100, env={**os.environ, **(env or {})}, cwd=cwd, check=False
     )

@@ -194,8 +194,9 @@ def test_a_lock_that_stays_taken(standard_dataset: WrittenDataset, tmp_path: Pat
     target = tmp_path / "x.npz"
     with ProcessLock(lock_path(target)) as lock:
         lock.acquire(1.0)
-        words = ["build", standard_dataset.root, "-o", target, "--lock-timeout", "0.1", "--json"]
-        outcome = lrstream(*words).without_traceback()
+        outcome = lrstream(
+            "build", standard_dataset.root, "-o", target, "--lock-timeout", "0.1", "--json"
+        ).without_traceback()
     assert outcome.code == 5
     assert outcome.codes() == ["lock-timeout"]
     assert not target.exists()

@@ -1,0 +1,126 @@
+"""`lrstream validate`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from lrstream.cli.options import (
+    CacheDirOption,
+    CommonOptions,
+    DebugOption,
+    JsonOption,
+    QuietOption,
+    RepoIdOption,
+    RepoType,
+    RepoTypeOption,
+    RevisionOption,
+    Texts,
+    VerboseOption,
+)
+from lrstream.cli.output import Answer
+from lrstream.cli.progress import ProgressLine
+from lrstream.cli.runner import run_command
+from lrstream.cli.screen import Screen, count
+from lrstream.errors import CheckFailedError
+
+__all__ = ["TEXTS", "validate"]
+
+TEXTS = Texts(
+    "Check a sidecar and the dataset it belongs to.",
+    """\
+Check a sidecar, and the dataset it belongs to.
+
+TARGET is a sidecar file or a dataset. Of a sidecar file, structure and arrays are checked; with --source
+also whether it belongs to that dataset, and whether the files are still the ones that were indexed.
+
+Of a dataset, every episode must have its rows, and every camera exactly its pictures inside one file.
+The sidecar that training would find in the cache is checked as well. Where there is none, the videos
+are indexed for this check; nothing is kept.
+
+All problems are listed, each with a stable code. Exit status 3 if there are any errors.
+""",
+    (
+        "lrstream validate ./demo",
+        "lrstream validate some.npz --source ./demo",
+        "lrstream validate OWNER/NAME --json",
+    ),
+)
+
+
+def validate(
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="A sidecar (FILE.npz) or a dataset.", show_default=False)
+    ],
+    source: Annotated[
+        str | None,
+        typer.Option("--source", metavar="DATASET", help="Dataset that the sidecar TARGET should belong to."),
+    ] = None,
+    episodes: Annotated[
+        str | None,
+        typer.Option("--episodes", metavar="SPEC", help="Check these episodes only, such as 0-9,12,20-."),
+    ] = None,
+    rows: Annotated[
+        bool | None,
+        typer.Option(
+            "--rows/--no-rows",
+            help="Check the rows of the tables too, which reads them (default: if TARGET is a dataset).",
+            show_default=False,
+        ),
+    ] = None,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Index every video again, and compare with the sidecar.")
+    ] = False,
+    repo_id: RepoIdOption = None,
+    repo_type: RepoTypeOption = RepoType.dataset,
+    revision: RevisionOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = False,
+    debug: DebugOption = False,
+    cache_dir: CacheDirOption = None,
+) -> None:
+    """Parse, check, render."""
+
+    def work(progress: ProgressLine) -> Answer:
+        from lrstream.commands.validate import validate_target
+
+        result = validate_target(
+            target,
+            source=source,
+            episodes=episodes,
+            rows=rows,
+            deep=deep,
+            repo_id=repo_id,
+            repo_type=repo_type.value,
+            revision=revision,
+            progress=progress,
+        )
+
+        def show(screen: Screen) -> None:
+            for problem in result.problems:
+                screen.problem(problem)
+            if result.problems:
+                screen.line()
+            facts = [
+                ("sidecar", str(result.sidecar or "none in the cache; the videos were indexed for this"))
+            ]
+            if result.source is not None:
+                facts.append(("dataset", result.source))
+            if result.files is not None:
+                facts.append(("files", count(result.files)))
+            if result.episodes is not None:
+                rows_too = " with their rows" if result.rows else ""
+                facts.append(("episodes", f"{count(result.episodes)}{rows_too}"))
+            found = f"{count(result.num_errors)} errors, {count(result.num_warnings)} warnings"
+            screen.facts([*facts, ("problems", found if result.problems else "none")])
+
+        return Answer(
+            result=result.to_json(),
+            show=show,
+            problems=result.problems,
+            exit_code=CheckFailedError.exit_code if result.num_errors else 0,
+        )
+
+    run_command("validate", CommonOptions(as_json, quiet, verbose, debug, cache_dir), work)

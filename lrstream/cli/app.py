@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from lrstream import __version__
-from lrstream.cli import benchmark, build, publish, validate
+from lrstream.cli import benchmark, build, convert, inspect_group, publish, validate
 from lrstream.cli.options import Texts
 from lrstream.cli.output import give_failure, write_stdout
 from lrstream.cli.problems import EXIT_UNEXPECTED, EXIT_USAGE, Failure
@@ -52,6 +52,18 @@ def _register(group: typer.Typer, name: str, function: Callable[..., None], text
 
 
 _register(app, "build", build.build, build.TEXTS)
+_register(app, "convert", convert.convert, convert.TEXTS)
+_inspect = typer.Typer(rich_markup_mode=None, add_completion=False)
+app.add_typer(
+    _inspect,
+    name="inspect",
+    help=inspect_group.GROUP_SUMMARY,
+    short_help=inspect_group.GROUP_SUMMARY,
+    callback=_need_command,
+    invoke_without_command=True,
+)
+for _name, _function, _texts in inspect_group.COMMANDS:
+    _register(_inspect, _name, _function, _texts)
 _register(app, "validate", validate.validate, validate.TEXTS)
 _benchmarks = typer.Typer(rich_markup_mode=None, add_completion=False)
 app.add_typer(

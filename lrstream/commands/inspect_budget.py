@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lrstream.commands.inspect_figures import Bin, Distribution, Finding, histogram
 from lrstream.commands.inspect_reservation import Reservation, reservation_of
-from lrstream.commands.inspect_source import OpenedDataset
+from lrstream.commands.inspect_source import InspectedDataset
 from lrstream.errors import ByteBudgetError
 from lrstream.streaming.budget import oversized_episode_error
 from lrstream.streaming.planning import (
@@ -142,7 +142,7 @@ class BudgetReport:
         return ByteBudgetError.exit_code if self.num_oversized else 0
 
 
-def inspect_budget(opened: OpenedDataset, settings: BudgetSettings) -> BudgetReport:
+def inspect_budget(opened: InspectedDataset, settings: BudgetSettings) -> BudgetReport:
     """Plan an epoch of every rank and worker, and count what they hold.
 
     Raises:

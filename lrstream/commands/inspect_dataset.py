@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lrstream.commands.inspect_figures import Distribution, Finding, TrackFigures
-from lrstream.commands.inspect_source import OpenedDataset
+from lrstream.commands.inspect_source import InspectedDataset
 from lrstream.commands.inspect_tables import TableReport, inspect_tables
 from lrstream.commands.progress import Progress, no_progress
 from lrstream.errors import TimestampError
@@ -103,7 +103,7 @@ class DatasetReport:
     findings: tuple[Finding, ...]
 
 
-def inspect_dataset(opened: OpenedDataset, *, progress: Progress = no_progress) -> DatasetReport:
+def inspect_dataset(opened: InspectedDataset, *, progress: Progress = no_progress) -> DatasetReport:
     """Look at every file's index and every episode's span; payloads are not read."""
     layout = opened.layout
     info, episodes = layout.info, layout.episodes
@@ -137,7 +137,7 @@ def inspect_dataset(opened: OpenedDataset, *, progress: Progress = no_progress) 
 class _Camera:
     """Walks over the files of one camera once."""
 
-    def __init__(self, opened: OpenedDataset, key: str, progress: Progress) -> None:
+    def __init__(self, opened: InspectedDataset, key: str, progress: Progress) -> None:
         self._opened = opened
         self._key = key
         self._columns = opened.layout.episodes.cameras[key]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from lrstream.commands.inspect_outputs import check_output
-from lrstream.commands.inspect_source import OpenedDataset
+from lrstream.commands.inspect_source import InspectedDataset
 from lrstream.commands.inspect_tables import episode_row_groups
 from lrstream.errors import NotFoundError, UsageError
 from lrstream.mp4.synthesis import mini_mp4, mini_mp4_size, mini_mp4_time_offset_s
@@ -111,7 +111,7 @@ class EpisodeReport:
 
 
 def inspect_episode(
-    opened: OpenedDataset,
+    opened: InspectedDataset,
     episode_index: int,
     *,
     camera: str | None = None,
@@ -184,7 +184,7 @@ def inspect_episode(
     )
 
 
-def write_mini_mp4(opened: OpenedDataset, position: int, camera: str, path: Path) -> None:
+def write_mini_mp4(opened: InspectedDataset, position: int, camera: str, path: Path) -> None:
     """Write the mini-MP4 of one camera of one episode, atomically."""
     span = opened.spans.span(position, camera)
     with opened.files.use(opened.layout.episodes.cameras[camera].path(position)) as file:
@@ -192,7 +192,7 @@ def write_mini_mp4(opened: OpenedDataset, position: int, camera: str, path: Path
         write_atomically(path, mini_mp4(file.track, span, payload))
 
 
-def _cameras(opened: OpenedDataset, camera: str | None) -> list[str]:
+def _cameras(opened: InspectedDataset, camera: str | None) -> list[str]:
     known = list(opened.layout.episodes.cameras)
     if camera is None:
         return known
@@ -203,7 +203,7 @@ def _cameras(opened: OpenedDataset, camera: str | None) -> list[str]:
     return [camera]
 
 
-def _camera(opened: OpenedDataset, position: int, key: str) -> EpisodeCamera:
+def _camera(opened: InspectedDataset, position: int, key: str) -> EpisodeCamera:
     columns = opened.layout.episodes.cameras[key]
     path = columns.path(position)
     from_s, to_s = float(columns.from_s[position]), float(columns.to_s[position])

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from lrstream.commands.inspect_source import OpenedDataset
+from lrstream.commands.inspect_source import InspectedDataset
 from lrstream.errors import UsageError
 from lrstream.sidecar.install import write_atomically
 from lrstream.streaming.decode import DecoderPool, decode_pictures
@@ -37,7 +37,7 @@ def evenly_spaced(length: int, count: int) -> NDArray[np.int64]:
 
 
 def write_contact_sheet(
-    opened: OpenedDataset, position: int, cameras: list[str], path: Path, num_pictures: int
+    opened: InspectedDataset, position: int, cameras: list[str], path: Path, num_pictures: int
 ) -> None:
     """Decode frames through the sidecar, as training does, and write them as a PNG, atomically.
 

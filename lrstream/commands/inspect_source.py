@@ -7,16 +7,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from lrstream.commands.opened import open_dataset as open_plainly
 from lrstream.commands.progress import Progress, no_progress
 from lrstream.index.open import open_index
-from lrstream.layout.layout import DatasetLayout, load_layout
+from lrstream.layout.layout import DatasetLayout
 from lrstream.sidecar.build import BuildProgress
 from lrstream.sidecar.resolve import DEFAULT_LOCK_TIMEOUT_S, resolve_sidecar
-from lrstream.storage.location import RepoType, parse_location
-from lrstream.storage.store import DatasetStore, open_store
+from lrstream.storage.location import RepoType
+from lrstream.storage.store import DatasetStore
 from lrstream.streaming.sources import EpisodeSpans, TrackSource, VideoFiles
 
-__all__ = ["OpenedDataset", "SourceOptions", "open_dataset", "open_metadata"]
+__all__ = ["InspectedDataset", "SourceOptions", "open_indexed", "open_metadata"]
 
 _MAX_OPEN_FILES = 16
 
@@ -39,7 +40,7 @@ class SourceOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenedDataset:
+class InspectedDataset:
     """Everything that reports are made from.
 
     Attributes:
@@ -67,12 +68,11 @@ def open_metadata(options: SourceOptions) -> DatasetLayout:
     Raises:
         UsageError, NotFoundError, AccessError, DatasetFormatError, TransferError: As `load_layout`.
     """
-    location = parse_location(options.source, repo_type=options.repo_type, revision=options.revision)
-    return load_layout(open_store(location))
+    return open_plainly(options.source, repo_type=options.repo_type, revision=options.revision).layout
 
 
 @contextmanager
-def open_dataset(options: SourceOptions, *, progress: Progress = no_progress) -> Iterator[OpenedDataset]:
+def open_indexed(options: SourceOptions, *, progress: Progress = no_progress) -> Iterator[InspectedDataset]:
     """Open a dataset; its sidecar is found or built as training would do it (SC-4).
 
     Raises:
@@ -102,4 +102,4 @@ def open_dataset(options: SourceOptions, *, progress: Progress = no_progress) ->
         files = VideoFiles(layout.store, tracks, _MAX_OPEN_FILES)
         stack.callback(files.close)
         spans = EpisodeSpans(layout.episodes, files)
-        yield OpenedDataset(layout.store, layout, tracks, files, spans, sidecar, origin)
+        yield InspectedDataset(layout.store, layout, tracks, files, spans, sidecar, origin)

@@ -1,0 +1,373 @@
+"""`lrstream inspect cache`: what lies in the local caches, and what of it nobody needs (K26, K34).
+
+Only names that lrstream itself gives are ever removed, only inside its own two directories, never through
+a link, and only what was shown before. Everything here can be made again from the dataset.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from lrstream.commands.inspect_figures import Finding
+from lrstream.commands.inspect_locks import CACHE_DIRECTORIES
+from lrstream.errors import AccessError, LrstreamError
+from lrstream.index.format import FORMAT_VERSION
+from lrstream.index.generation import list_generations
+from lrstream.sidecar.archive import ArchiveReader
+from lrstream.sidecar.identity import SCHEMA_VERSION, SidecarIdentity
+from lrstream.sidecar.install import leftovers
+from lrstream.sidecar.lock import inspect_lock, lock_path
+from lrstream.storage.home import lerobot_home
+
+__all__ = [
+    "DEFAULT_IDLE_S",
+    "CacheEntry",
+    "CacheReport",
+    "EntryKind",
+    "Pruned",
+    "inspect_cache",
+    "prune_cache",
+]
+
+DEFAULT_IDLE_S = 7 * 86400.0
+"""Superseded files stay this long: workers that were started before may still open them."""
+
+EntryKind = Literal["sidecar", "index", "unfinished", "other"]
+
+_SIDECARS, _INDEXES = CACHE_DIRECTORIES
+_FAMILY = f"lrstream-arrow-{FORMAT_VERSION}"
+_BOOKKEEPING = ("current.json", ".lock", ".lock.holder")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """One file, or what other programs keep in one place.
+
+    Attributes:
+        path: The file; a directory where it is not lrstream's.
+        kind: ``sidecar``, ``index`` (one generation of a mapped index), ``unfinished`` (the file of a
+            build under way, or left by one that was killed), or ``other``.
+        size_bytes: Its size.
+        last_used: Last read or write that the file system noted, seconds since the epoch.
+        state: ``current``, ``superseded``, ``orphan``, ``damaged``, ``abandoned``, ``in progress`` or
+            ``foreign``.
+        reason: Why it is in this state.
+        is_removable: Whether prune removes it.
+        repo_id: Dataset of a sidecar.
+        revision: Revision of a sidecar.
+        data_root: Where that dataset is.
+        archive: Sidecar of a mapped index.
+    """
+
+    path: Path
+    kind: EntryKind
+    size_bytes: int
+    last_used: float
+    state: str
+    reason: str
+    is_removable: bool = False
+    repo_id: str | None = None
+    revision: str | None = None
+    data_root: str | None = None
+    archive: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """The local caches.
+
+    Attributes:
+        home: LeRobot's home directory.
+        now: When, seconds since the epoch.
+        entries: What is there, sorted by path.
+        findings: What deserves attention.
+    """
+
+    home: Path
+    now: float
+    entries: tuple[CacheEntry, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def removable(self) -> tuple[CacheEntry, ...]:
+        """What prune removes."""
+        return tuple(entry for entry in self.entries if entry.is_removable)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of everything."""
+        return sum(entry.size_bytes for entry in self.entries)
+
+    @property
+    def removable_bytes(self) -> int:
+        """Bytes that prune frees."""
+        return sum(entry.size_bytes for entry in self.removable)
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What prune did.
+
+    Attributes:
+        removed: Files that are gone.
+        freed_bytes: Their bytes.
+        kept: Files that were left after all, with the reason.
+    """
+
+    removed: tuple[Path, ...]
+    freed_bytes: int
+    kept: tuple[tuple[Path, str], ...]
+
+
+def inspect_cache(*, idle_s: float = DEFAULT_IDLE_S, home: Path | None = None) -> CacheReport:
+    """Look at the caches; changes nothing.
+
+    Args:
+        idle_s: Superseded and orphaned files count as removable when unused for this long.
+        home: LeRobot's home directory; from the environment when None.
+    """
+    home = home or lerobot_home()
+    now = time.time()
+    linked = [home / name for name in CACHE_DIRECTORIES if (home / name).is_symlink()]
+    found = [*_sidecars(home, now, idle_s), *_indexes(home, now, idle_s)]
+    for name in CACHE_DIRECTORIES:
+        found += _unfinished(home / name)
+    entries = [
+        entry
+        if not any(entry.path.is_relative_to(link) for link in linked)
+        else _kept(entry, "its directory is a link; prune does not follow links")
+        for entry in found
+    ]
+    findings = [
+        Finding(
+            "cache-link",
+            f"{link} is a link to {os.path.realpath(link)}; nothing behind it is ever removed.",
+            "Move the whole cache with HF_LEROBOT_HOME or --cache-dir instead of linking a part of it.",
+            source=str(link),
+        )
+        for link in linked
+    ]
+    findings += [
+        Finding(
+            "cache-damaged",
+            f"{entry.path}: {entry.reason}",
+            "It is never used, and replaced when its dataset is opened next; --prune removes it.",
+            source=str(entry.path),
+        )
+        for entry in entries
+        if entry.state == "damaged"
+    ]
+    return CacheReport(home, now, tuple(sorted(entries, key=lambda entry: entry.path)), tuple(findings))
+
+
+def prune_cache(
+    report: CacheReport, *, removing: Callable[[CacheEntry], None] | None = None
+) -> Pruned:
+    """Remove what `report` calls removable, unless it has changed or is in use meanwhile.
+
+    Args:
+        report: What the user was shown.
+        removing: Told before each removal.
+
+    Raises:
+        AccessError: A file may not be removed; those before it are gone.
+    """
+    removed: list[Path] = []
+    kept: list[tuple[Path, str]] = []
+    freed_bytes = 0
+    for entry in report.removable:
+        reason = _why_not(entry, report)
+        if reason is not None:
+            kept.append((entry.path, reason))
+            continue
+        if removing is not None:
+            removing(entry)
+        try:
+            entry.path.unlink()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise AccessError(
+                f"{entry.path} cannot be removed: {error.strerror}.",
+                hint="Run it as the user who owns the cache.",
+                path=str(entry.path),
+            ) from error
+        removed.append(entry.path)
+        freed_bytes += entry.size_bytes
+        if entry.kind == "index":
+            _remove_empty_index(entry.path.parent)
+    return Pruned(tuple(removed), freed_bytes, tuple(kept))
+
+
+def _why_not(entry: CacheEntry, report: CacheReport) -> str | None:
+    """Why an entry that was removable when it was shown must stay after all; None if it may go."""
+    parent = Path(os.path.realpath(entry.path.parent))
+    home = Path(os.path.realpath(report.home))
+    if not any(parent.is_relative_to(home / name) for name in CACHE_DIRECTORIES):
+        return "it lies outside of the caches"
+    try:
+        status = entry.path.lstat()
+    except FileNotFoundError:
+        return "it is gone already"
+    if entry.path.is_symlink():
+        return "it is a link"
+    if status.st_size != entry.size_bytes or max(status.st_mtime, status.st_ctime) > report.now:
+        return "it has changed meanwhile"
+    if entry.kind in ("sidecar", "index") and _is_locked(entry):
+        return "it is being made just now"
+    return None
+
+
+def _is_locked(entry: CacheEntry) -> bool:
+    lock = lock_path(entry.path) if entry.kind == "sidecar" else entry.path.parent / ".lock"
+    return inspect_lock(lock).held
+
+
+def _remove_empty_index(directory: Path) -> None:
+    """Remove an index directory without generations; it is made again when needed."""
+    if any(directory.glob("*.arrow")) or inspect_lock(directory / ".lock").held:
+        return
+    for name in _BOOKKEEPING:
+        (directory / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # something else lies there
+        directory.rmdir()
+
+
+def _files(top: Path) -> Iterator[Path]:
+    """Files below a directory; links to directories are not followed."""
+    for directory, _, names in os.walk(top, followlinks=False):
+        for name in sorted(names):
+            yield Path(directory) / name
+
+
+def _sidecars(home: Path, now: float, idle_s: float) -> list[CacheEntry]:
+    entries: list[CacheEntry] = []
+    newest: dict[tuple[str, str, str], float] = {}
+    read: list[tuple[Path, SidecarIdentity | str]] = []
+    for path in _files(home / _SIDECARS):
+        if path.name.startswith(f"mp4-v{SCHEMA_VERSION}-") and path.suffix == ".npz":
+            identity = _identity(path)
+            read.append((path, identity))
+            if not isinstance(identity, str):
+                key = (identity.repo_id, identity.revision, identity.data_root)
+                newest[key] = max(newest.get(key, 0.0), path.stat().st_mtime)
+        elif path.suffix == ".npz":
+            entries.append(_entry(path, "other", "foreign", "another version of the format; never touched"))
+    for path, identity in read:
+        if isinstance(identity, str):
+            entries.append(_entry(path, "sidecar", "damaged", identity, is_removable=True))
+            continue
+        entry = _entry(path, "sidecar", "current", "", identity=identity)
+        if path.stat().st_mtime < newest[identity.repo_id, identity.revision, identity.data_root]:
+            entry = _entry(
+                path,
+                "sidecar",
+                "superseded",
+                "a newer sidecar of the same dataset exists",
+                is_removable=now - entry.last_used >= idle_s,
+                identity=identity,
+            )
+        entries.append(entry)
+    return entries
+
+
+def _identity(path: Path) -> SidecarIdentity | str:
+    """Identity of a sidecar, or what is wrong with it."""
+    try:
+        with ArchiveReader(path) as reader:
+            return reader.identity
+    except LrstreamError as error:
+        return error.message
+
+
+def _indexes(home: Path, now: float, idle_s: float) -> list[CacheEntry]:
+    top = home / _INDEXES
+    known = {generation.path: generation for generation in list_generations(home)}
+    entries: list[CacheEntry] = []
+    for path in _files(top / _FAMILY):
+        if path.suffix != ".arrow":
+            continue
+        generation = known.get(path)
+        archive = None if generation is None else generation.archive
+        if generation is not None and generation.current:
+            entries.append(_entry(path, "index", "current", "", archive=archive))
+            continue
+        if generation is None:
+            state, reason = "orphan", "nothing says which sidecar it was made from"
+        elif not generation.archive.exists():
+            state, reason = "orphan", "its sidecar is gone"
+        else:
+            state, reason = "superseded", "its sidecar has been replaced"
+        entry = _entry(path, "index", state, reason, archive=archive)
+        is_idle = now - entry.last_used >= idle_s
+        entries.append(_entry(path, "index", state, reason, archive=archive, is_removable=is_idle))
+    if top.is_dir():
+        for other in sorted(top.iterdir()):
+            if other.name != _FAMILY:
+                entries.append(_foreign(other))
+    return entries
+
+
+def _unfinished(top: Path) -> list[CacheEntry]:
+    """Temporary files, told apart by whether their writers still run."""
+    entries: list[CacheEntry] = []
+    for directory in sorted({path.parent for path in _files(top)}):
+        abandoned = set(leftovers(directory))
+        for path in sorted(directory.glob(".*.tmp")):
+            state, reason = "in progress", "being written now"
+            if path in abandoned:
+                state, reason = "abandoned", "the process that wrote it has ended"
+            entries.append(_entry(path, "unfinished", state, reason, is_removable=path in abandoned))
+    return entries
+
+
+def _entry(
+    path: Path,
+    kind: EntryKind,
+    state: str,
+    reason: str,
+    *,
+    is_removable: bool = False,
+    identity: SidecarIdentity | None = None,
+    archive: Path | None = None,
+) -> CacheEntry:
+    status = path.lstat()
+    return CacheEntry(
+        path=path,
+        kind=kind,
+        size_bytes=status.st_size,
+        last_used=max(status.st_atime, status.st_mtime),
+        state=state,
+        reason=reason,
+        is_removable=is_removable,
+        repo_id=None if identity is None else identity.repo_id,
+        revision=None if identity is None else identity.revision,
+        data_root=None if identity is None else identity.data_root,
+        archive=archive,
+    )
+
+
+def _foreign(path: Path) -> CacheEntry:
+    files = list(_files(path)) if path.is_dir() and not path.is_symlink() else [path]
+    statuses = [file.lstat() for file in files]
+    return CacheEntry(
+        path=path,
+        kind="other",
+        size_bytes=sum(status.st_size for status in statuses),
+        last_used=max((max(status.st_atime, status.st_mtime) for status in statuses), default=0.0),
+        state="foreign",
+        reason="of another program or format; never touched",
+    )
+
+
+def _kept(entry: CacheEntry, reason: str) -> CacheEntry:
+    return CacheEntry(
+        **{name: getattr(entry, name) for name in entry.__slots__ if name not in ("is_removable", "reason")},
+        reason=entry.reason or reason,
+    )

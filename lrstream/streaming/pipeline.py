@@ -264,14 +264,20 @@ class _DecodeStage:
         self._is_transforming = options.transform_in_threads and builder.image_transforms is not None
         self._metrics = metrics
         self._threads = JobThreads("lrstream-decode", options.decode_threads)
+        self._leases: dict[int, Lease[EpisodeRecord]] = {}  # of anchors that are not decoded yet
         self.outcomes: queue.SimpleQueue[_Outcome] = queue.SimpleQueue()
 
     def submit(self, number: int, lease: Lease[EpisodeRecord], frame: int) -> None:
         """Decode an anchor; its outcome arrives in `outcomes`."""
+        self._leases[number] = lease
         self._threads.submit(partial(self._decode, number, lease, frame))
 
     def close(self, timeout_s: float) -> bool:
-        return self._threads.close(timeout_s)
+        """Drop anchors that are not being decoded, with their bytes; whether all threads have ended."""
+        has_ended = self._threads.close(timeout_s)
+        while self._leases:
+            self._leases.popitem()[1].release()
+        return has_ended
 
     def _decode(self, number: int, lease: Lease[EpisodeRecord], frame: int) -> None:
         try:
@@ -279,6 +285,7 @@ class _DecodeStage:
             # rely on it that nothing is leased any more.
             with lease as episode, self._metrics.timed("decode"):
                 sample = self._builder.build(episode, frame, self._decoders)
+            self._leases.pop(number, None)
             if self._is_transforming:
                 with self._metrics.timed("transform"):
                     sample = self._builder.transform(sample)

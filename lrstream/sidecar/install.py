@@ -17,13 +17,21 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import IO, BinaryIO, Self
 
 from lrstream.errors import AccessError, DiskFullError
 from lrstream.sidecar.process import ProcessName
 
-__all__ = ["PendingFile", "leftovers", "reclaim_leftovers", "storage_errors", "write_atomically"]
+__all__ = [
+    "PendingFile",
+    "leftovers",
+    "reclaim_leftovers",
+    "scratch_file",
+    "storage_errors",
+    "write_atomically",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +80,18 @@ def storage_errors(path: Path, *, needed_bytes: int | None = None) -> Iterator[N
                 path=str(path),
             ) from error
         raise
+
+
+@contextlib.contextmanager
+def scratch_file(directory: Path) -> Iterator[IO[bytes]]:
+    """An unnamed temporary file in `directory`: it vanishes with the process, however it ends."""
+    file = TemporaryFile(dir=directory)  # noqa: SIM115 - closed below, in its own way
+    try:
+        yield file
+    finally:
+        # Closing flushes what is buffered, which fails on a full disk; nobody reads it any more.
+        with contextlib.suppress(OSError):
+            file.close()
 
 
 class PendingFile:

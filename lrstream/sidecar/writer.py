@@ -13,14 +13,13 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
 from types import TracebackType
-from typing import IO, Self
+from typing import Self
 
 from lrstream.errors import LimitError, SidecarError
 from lrstream.mp4.track import TrackIndex
 from lrstream.sidecar.identity import SidecarIdentity
-from lrstream.sidecar.install import PendingFile, storage_errors
+from lrstream.sidecar.install import PendingFile, scratch_file, storage_errors
 from lrstream.sidecar.manifest import manifest_chunks, source_entry
 from lrstream.sidecar.members import MANIFEST_MEMBER, bytes_scalar_header, check_samples, deflate_source
 from lrstream.sidecar.zip_stream import DeflatedMember, ZipStream
@@ -88,11 +87,9 @@ class ArchiveWriter:
         with contextlib.ExitStack() as stack, storage_errors(destination):
             self._pending = stack.enter_context(PendingFile(destination))
             directory = destination.parent
-            # Unnamed files: they vanish with the process, however it ends.
-            self._spool: IO[bytes] = stack.enter_context(TemporaryFile(dir=directory))
-            self._entries: IO[bytes] = stack.enter_context(TemporaryFile(dir=directory))
-            self._zip = ZipStream(self._pending.file, directory)
-            stack.callback(self._zip.close)
+            self._spool = stack.enter_context(scratch_file(directory))
+            self._entries = stack.enter_context(scratch_file(directory))
+            self._zip = ZipStream(self._pending.file, stack.enter_context(scratch_file(directory)))
             self._resources = stack.pop_all()
 
     @property

@@ -3,7 +3,7 @@
 `zipfile` compresses inside its one open archive and keeps a Python object for each member until
 the end. A sidecar of half a million sources has three million members, and compressing them is
 the expensive part of a build: here workers compress (`deflate_member`), the writer only copies,
-and the central directory waits in an unnamed temporary file. The layout is the one that
+and the central directory waits in a temporary file. The layout is the one that
 `numpy.savez_compressed` produces: deflated members with ZIP64 local headers. Time stamps are
 constant, so equal content gives equal bytes. (APPNOTE.TXT 6.3, sections 4.3 to 4.5.)
 """
@@ -14,8 +14,6 @@ import struct
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryFile
 from typing import IO, BinaryIO
 
 __all__ = ["DeflatedMember", "ZipStream", "deflate_member"]
@@ -72,13 +70,12 @@ class ZipStream:
 
     Args:
         file: Handle open for writing, positioned where the archive begins (its byte 0).
-        directory: Where unnamed temporary files may be created.
+        scratch: An empty temporary file for the central directory, which is written last.
     """
 
-    def __init__(self, file: BinaryIO, directory: Path) -> None:
+    def __init__(self, file: BinaryIO, scratch: IO[bytes]) -> None:
         self._file = file
-        # Open until `close`: the directory is written last.
-        self._directory: IO[bytes] = TemporaryFile(dir=directory)  # noqa: SIM115
+        self._directory = scratch
         self._offset = 0
         self._num_members = 0
 
@@ -124,10 +121,6 @@ class ZipStream:
         self._file.write(
             _END.pack(b"PK\x05\x06", 0, 0, count16, count16, min(length, _MAX32), min(start, _MAX32), 0)
         )
-
-    def close(self) -> None:
-        """Release the temporary file; the archive's own handle belongs to the caller."""
-        self._directory.close()
 
     def _register(self, name: bytes, crc: int, packed: int, size: int) -> None:
         wide = [value for value in (size, packed, self._offset) if value >= _MAX32]

@@ -16,6 +16,7 @@ import pytest
 from lrstream.errors import DiskFullError, NotFoundError, SidecarError
 from lrstream.mp4.track import TrackIndex
 from lrstream.sidecar.archive import ArchiveReader, ArchiveWriter, write_archive
+from lrstream.sidecar.install import scratch_file
 from lrstream.sidecar.writer import encode_source
 from lrstream.sidecar.zip_stream import ZipStream, deflate_member
 from tests.support.tracks import (
@@ -164,12 +165,11 @@ def test_a_full_disk_is_named_and_leaves_nothing(
 def test_more_members_than_a_plain_zip_can_count(tmp_path: Path) -> None:
     """Above 65,535 members only the ZIP64 end record tells the number; zipfile is the judge."""
     path = tmp_path / "many.zip"
-    with path.open("w+b") as file:
-        stream = ZipStream(file, tmp_path)
+    with path.open("w+b") as file, scratch_file(tmp_path) as scratch:
+        stream = ZipStream(file, scratch)
         for number in range(70_000):
             stream.append(deflate_member(f"{number}", [b"%d" % number]))
         stream.finish()
-        stream.close()
     with zipfile.ZipFile(path) as archive:
         assert len(archive.infolist()) == 70_000
         assert archive.read("69999") == b"69999"

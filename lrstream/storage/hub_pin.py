@@ -12,7 +12,7 @@ from lrstream.storage.hub_failures import HubPlace
 from lrstream.storage.location import Location
 from lrstream.storage.retry import RetryCounters, RetryPolicy
 
-__all__ = ["at_commit", "newest_compatible_tag", "pin_location"]
+__all__ = ["at_commit", "commit_of", "newest_compatible_tag", "pin_location"]
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _VERSION_TAG = re.compile(r"v?3\.(\d+)(?:\.(\d+))?")
@@ -51,7 +51,7 @@ def pin_location(
         AccessError: It may not be read.
         TransferError: The Hub did not answer.
     """
-    if location.kind != "hub":
+    if location.kind != "hub" or commit_of(location) is not None:
         return location
     assert location.repo_id is not None
     repo_id = location.repo_id
@@ -66,8 +66,6 @@ def pin_location(
             retry_counters=retry_counters,
         )
         revision = newest_compatible_tag(tag.name for tag in references.tags) or _DEFAULT_BRANCH
-    if _COMMIT.fullmatch(revision):
-        return at_commit(location, revision, revision)
     place = HubPlace("hub", repo_id, revision)
     # `expand` leaves out the list of all files, which is long.
     info = read_from_hub(
@@ -89,3 +87,10 @@ def at_commit(location: Location, revision: str, commit: str) -> Location:
     if location.path_in_repo:
         root = f"{root}/{location.path_in_repo}"
     return replace(location, root=root, revision=revision)
+
+
+def commit_of(location: Location) -> str | None:
+    """The commit in the root of a Hub dataset's location, None while it is not pinned."""
+    top = f"hf://datasets/{location.repo_id}@"
+    commit = location.root[len(top) :].partition("/")[0]
+    return commit if location.root.startswith(top) and _COMMIT.fullmatch(commit) else None

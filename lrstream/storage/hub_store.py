@@ -21,6 +21,7 @@ from lrstream.storage.home import lerobot_home
 from lrstream.storage.hub_base import HubStoreBase
 from lrstream.storage.hub_client import endpoint, hub_api
 from lrstream.storage.hub_failures import HubPlace
+from lrstream.storage.hub_pin import commit_of
 from lrstream.storage.local import LocalByteSource
 from lrstream.storage.location import Location
 from lrstream.storage.per_process import PerProcess
@@ -31,7 +32,6 @@ from lrstream.storage.store import FileInfo, require_files
 __all__ = ["METADATA_DIRECTORY", "HubStore"]
 
 METADATA_DIRECTORY = "meta"
-_COMMIT_LENGTH = 40
 
 
 class HubStore(HubStoreBase):
@@ -59,7 +59,10 @@ class HubStore(HubStoreBase):
         policy: RetryPolicy | None = None,
     ) -> None:
         commit = commit_of(location)
-        assert location.repo_id is not None
+        if commit is None or location.repo_id is None:
+            raise UsageError(
+                f"{location} is not pinned to a commit.", hint="Pin it first, with pin_location()."
+            )
         super().__init__(
             location,
             HubPlace("hub", location.repo_id, commit),
@@ -206,17 +209,6 @@ class _CachedFileSource:
                 file = str(self._store.local_path(self.path))
                 opened.source = LocalByteSource(self.path, file, TransferCounters())
             return opened.source
-
-
-def commit_of(location: Location) -> str:
-    """The commit in the root of a pinned location."""
-    head = location.root.removeprefix(f"hf://datasets/{location.repo_id}@")
-    commit = head.partition("/")[0]
-    if head == location.root or len(commit) != _COMMIT_LENGTH or set(commit) - set("0123456789abcdef"):
-        raise UsageError(
-            f"{location.root} is not pinned to a commit.", hint="Pin it first, with pin_location()."
-        )
-    return commit
 
 
 def _is_metadata(path: str) -> bool:

@@ -8,6 +8,7 @@ of one operation are bounded; what is exhausted first is said in the error.
 
 from __future__ import annotations
 
+import logging
 import random
 import re
 import threading
@@ -22,8 +23,11 @@ from lrstream.storage.per_process import PerProcess
 
 __all__ = ["RETRYABLE_STATUSES", "RetryCounters", "RetryPolicy", "RetrySchedule", "told_wait_s"]
 
+logger = logging.getLogger(__name__)
+
 RETRYABLE_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504, 509, 520, 521, 522, 523, 524})
 
+_TOLD_FROM_S = 5.0
 _RATE_LIMIT_RESET = re.compile(r"(?:^|[;,\s])t\s*=\s*(\d+)")
 
 
@@ -126,6 +130,9 @@ class RetrySchedule:
                 f"beyond the deadline of {policy.deadline_s:g} s"
             )
         else:
+            # Long waits are told, so that nobody takes them for a hang.
+            level = logging.WARNING if wait_s >= _TOLD_FROM_S else logging.DEBUG
+            logger.log(level, "%s: %s; next attempt in %.1f s.", self._what, failure, wait_s)
             self._sleep(wait_s)
             self._counters.add(wait_s)
             self.attempt += 1

@@ -123,7 +123,6 @@ def _show(screen: Screen, report: object) -> None:
     assert isinstance(report, BudgetReport)
     screen.table(distribution_columns("KiB"), [byte_row("episode", report.episode_bytes)])
     screen.line()
-    screen.line("MiB from            episodes")
     bars(screen, report.histogram)
     screen.line()
     names = ("episode", "frames", "bytes")

@@ -95,15 +95,9 @@ def _show(screen: Screen, report: object) -> None:
     )
     if report.cameras:
         screen.line()
-        names = ("files", "frames", "B/frame", "GOP", "drift ms")
-        columns = [
-            Column("camera"),
-            Column("format"),
-            *(Column(name, is_number=True) for name in names),
-            Column("B-frames"),
-        ]
+        names = ("files", "frames", "B/frame")
         screen.table(
-            columns,
+            [Column("camera"), Column("format"), *(Column(name, is_number=True) for name in names)],
             [
                 (
                     camera.key,
@@ -111,9 +105,22 @@ def _show(screen: Screen, report: object) -> None:
                     count(camera.num_files),
                     count(camera.num_pictures),
                     f"{camera.bytes_per_picture:,.0f}",
-                    count(int(camera.gop.largest)),
-                    f"{camera.drift_s * 1e3:.3f}",
+                )
+                for camera in report.cameras
+            ],
+        )
+        screen.line()
+        figures = ("GOP", "longest", "fetched/needed", "drift ms")
+        screen.table(
+            [Column("camera"), Column("B-frames"), *(Column(name, is_number=True) for name in figures)],
+            [
+                (
+                    camera.key,
                     "yes" if camera.has_bframes else "no",
+                    count(int(camera.gop.p50)),
+                    count(int(camera.gop.largest)),
+                    f"{camera.span_ratio:.2f}",
+                    f"{camera.drift_s * 1e3:.3f}",
                 )
                 for camera in report.cameras
             ],

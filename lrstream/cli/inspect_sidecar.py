@@ -75,7 +75,7 @@ def sidecar(
                 ]
             )
             screen.line()
-            names = ("files", "frames", "B/frame", "GOP", "longest", "B-frames", "moov last")
+            names = ("files", "frames", "B/frame", "GOP", "max", "with B", "moov last")
             columns = [Column("codec"), Column("size"), *(Column(name, is_number=True) for name in names)]
             screen.table(
                 columns,

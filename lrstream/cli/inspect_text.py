@@ -6,10 +6,11 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lrstream.cli.screen import Column, Screen, count, megabytes
+from lrstream.cli.screen import Column, Screen, count
 
 if TYPE_CHECKING:
-    from lrstream.commands.inspect_figures import Bin, Distribution, Finding
+    from lrstream.commands.inspect_figures import Bin, Distribution
+    from lrstream.sidecar.problems import Problem
 
 __all__ = [
     "at_time",
@@ -64,15 +65,17 @@ def at_time(seconds: float) -> str:
 def bars(screen: Screen, bins: Sequence[Bin]) -> None:
     """A histogram of bytes, one line for each bar."""
     longest = max((bar.count for bar in bins), default=0)
+    unit, name = (2**20, "MiB") if bins and bins[-1].stop >= 10 * 2**20 else (1024, "KiB")
+    screen.line(f"{name + ' from':>12}  {'':<{_BAR_CHARS}}  {'episodes':>9}")
     for bar in bins:
         # Every bar that holds something is visible.
         filled = -(-_BAR_CHARS * bar.count // longest) if longest else 0
-        screen.line(f"{megabytes(int(bar.start)):>14}  {'#' * filled:<{_BAR_CHARS}}  {count(bar.count):>9}")
+        screen.line(f"{bar.start / unit:>12,.1f}  {'#' * filled:<{_BAR_CHARS}}  {count(bar.count):>9}")
 
 
-def findings(screen: Screen, found: Sequence[Finding]) -> None:
+def findings(screen: Screen, found: Sequence[Problem]) -> None:
     """What deserves attention, below a report."""
     if found:
         screen.line()
-    for finding in found:
-        screen.problem(finding)
+    for problem in found:
+        screen.problem(problem)

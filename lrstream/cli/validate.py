@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,11 +19,14 @@ from lrstream.cli.options import (
     Texts,
     VerboseOption,
 )
-from lrstream.cli.output import Answer
+from lrstream.cli.output import Answer, jsonable
 from lrstream.cli.progress import ProgressLine
 from lrstream.cli.runner import run_command
 from lrstream.cli.screen import Screen, count
 from lrstream.errors import CheckFailedError
+
+if TYPE_CHECKING:
+    from lrstream.commands.deep import DeepReport
 
 __all__ = ["TEXTS", "validate"]
 
@@ -39,10 +42,15 @@ Of a dataset, every episode must have its rows, and every camera exactly its pic
 The sidecar that training would find in the cache is checked as well. Where there is none, the videos
 are indexed for this check; nothing is kept.
 
+With --deep every video is indexed again and compared with the sidecar. Every codec must have a decoder
+here, and the pictures of some episodes (--sample) are decoded both through the sidecar and from the whole
+file in order; they must be equal.
+
 All problems are listed, each with a stable code. Exit status 3 if there are any errors.
 """,
     (
         "lrstream validate ./demo",
+        "lrstream validate ./demo --deep --sample all",
         "lrstream validate some.npz --source ./demo",
         "lrstream validate OWNER/NAME --json",
     ),
@@ -70,8 +78,21 @@ def validate(
         ),
     ] = None,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Index every video again, and compare with the sidecar.")
+        bool,
+        typer.Option(
+            "--deep",
+            help="Index every video again and compare with the sidecar; decode pictures both ways.",
+        ),
     ] = False,
+    sample: Annotated[
+        str,
+        typer.Option(
+            "--sample",
+            metavar="N|all",
+            help="With --deep: how many episodes' pictures are compared, evenly spaced.",
+            show_default=True,
+        ),
+    ] = "8",
     repo_id: RepoIdOption = None,
     repo_type: RepoTypeOption = RepoType.dataset,
     revision: RevisionOption = None,
@@ -84,8 +105,10 @@ def validate(
     """Parse, check, render."""
 
     def work(progress: ProgressLine) -> Answer:
+        from lrstream.commands.inspect_source import SourceOptions, parse_sample
         from lrstream.commands.validate import validate_target
 
+        num_sampled = parse_sample(sample)
         result = validate_target(
             target,
             source=source,
@@ -97,6 +120,18 @@ def validate(
             revision=revision,
             progress=progress,
         )
+
+        pictures = None
+        if deep and result.source is not None:
+            from lrstream.commands.deep import compare_pictures
+
+            result, pictures = compare_pictures(
+                result,
+                SourceOptions(source or target, repo_id, repo_type.value, revision),
+                episodes=episodes,
+                sample=num_sampled,
+                progress=progress,
+            )
 
         def show(screen: Screen) -> None:
             for problem in result.problems:
@@ -113,14 +148,26 @@ def validate(
             if result.episodes is not None:
                 rows_too = " with their rows" if result.rows else ""
                 facts.append(("episodes", f"{count(result.episodes)}{rows_too}"))
+            if pictures is not None:
+                names = ", ".join(f"{item.codec}: {item.decoder or 'none'}" for item in pictures.decoders)
+                facts.append(("decoders", f"{names or 'not needed'} (PyAV {pictures.pyav})"))
+                compared = f"{count(pictures.num_pictures)} of {count(len(pictures.episodes))} episodes"
+                facts.append(("pictures", f"{compared} compared, {count(pictures.num_different)} differ"))
             found = f"{count(result.num_errors)} errors, {count(result.num_warnings)} warnings"
             screen.facts([*facts, ("problems", found if result.problems else "none")])
 
         return Answer(
-            result=result.to_json(),
+            result={**result.to_json(), "pictures": _without_problems(pictures)},
             show=show,
             problems=result.problems,
             exit_code=CheckFailedError.exit_code if result.num_errors else 0,
         )
 
     run_command("validate", CommonOptions(as_json, quiet, verbose, debug, cache_dir), work)
+
+
+def _without_problems(report: DeepReport | None) -> dict[str, Any] | None:
+    """The report as JSON; its problems stand with all others in the document."""
+    if report is None:
+        return None
+    return {name: value for name, value in jsonable(report).items() if name != "problems"}

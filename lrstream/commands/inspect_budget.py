@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lrstream.commands.inspect_figures import Bin, Distribution, Finding, histogram
+from lrstream.commands.inspect_figures import Bin, Distribution, finding, histogram
 from lrstream.commands.inspect_reservation import Reservation, reservation_of
 from lrstream.commands.inspect_source import InspectedDataset
 from lrstream.errors import ByteBudgetError
+from lrstream.sidecar.problems import Problem
 from lrstream.streaming.budget import oversized_episode_error
 from lrstream.streaming.planning import (
     DEFAULT_BYTE_BUDGET_GB,
@@ -134,7 +135,7 @@ class BudgetReport:
     recommended_gb: float
     recommended_pool: int | None
     recommendation: str
-    findings: tuple[Finding, ...]
+    findings: tuple[Problem, ...]
 
     @property
     def exit_code(self) -> int:
@@ -185,11 +186,17 @@ def inspect_budget(opened: InspectedDataset, settings: BudgetSettings) -> Budget
             largest[0].episode_index, largest[0].size_bytes, budget_bytes, num_oversized=num_oversized
         )
         findings.append(
-            Finding(error.code, error.message, error.hint, "error", episode_index=largest[0].episode_index)
+            finding(
+                error.code,
+                error.message,
+                error.hint,
+                severity="error",
+                episode_index=largest[0].episode_index,
+            )
         )
     elif any(worker.reservation.is_budget_full for worker in workers):
         findings.append(
-            Finding(
+            finding(
                 "budget-limits-pool",
                 f"The byte budget of {settings.byte_budget_gb:g} GB, not the pool size, limits how many "
                 "episodes are mixed or prefetched.",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lrstream.commands.inspect_figures import Finding
+from lrstream.commands.inspect_figures import finding
 from lrstream.commands.inspect_locks import CACHE_DIRECTORIES
 from lrstream.errors import AccessError, LrstreamError
 from lrstream.index.format import FORMAT_VERSION
@@ -23,6 +23,7 @@ from lrstream.sidecar.archive import ArchiveReader
 from lrstream.sidecar.identity import SCHEMA_VERSION, SidecarIdentity
 from lrstream.sidecar.install import leftovers
 from lrstream.sidecar.lock import inspect_lock, lock_path
+from lrstream.sidecar.problems import Problem
 from lrstream.storage.home import lerobot_home
 
 __all__ = [
@@ -92,7 +93,7 @@ class CacheReport:
     home: Path
     now: float
     entries: tuple[CacheEntry, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[Problem, ...]
 
     @property
     def removable(self) -> tuple[CacheEntry, ...]:
@@ -145,7 +146,7 @@ def inspect_cache(*, idle_s: float = DEFAULT_IDLE_S, home: Path | None = None) -
         for entry in found
     ]
     findings = [
-        Finding(
+        finding(
             "cache-link",
             f"{link} is a link to {os.path.realpath(link)}; nothing behind it is ever removed.",
             "Move the whole cache with HF_LEROBOT_HOME or --cache-dir instead of linking a part of it.",
@@ -154,7 +155,7 @@ def inspect_cache(*, idle_s: float = DEFAULT_IDLE_S, home: Path | None = None) -
         for link in linked
     ]
     findings += [
-        Finding(
+        finding(
             "cache-damaged",
             f"{entry.path}: {entry.reason}",
             "It is never used, and replaced when its dataset is opened next; --prune removes it.",

@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lrstream.commands.inspect_figures import Distribution, Finding, TrackFigures
+from lrstream.commands.inspect_figures import Distribution, TrackFigures, finding
 from lrstream.commands.inspect_source import InspectedDataset
 from lrstream.commands.inspect_tables import TableReport, inspect_tables
 from lrstream.commands.progress import Progress, no_progress
 from lrstream.errors import TimestampError
 from lrstream.mp4.synthesis import mini_mp4_size
+from lrstream.sidecar.problems import Problem
 
 __all__ = ["CameraReport", "DatasetReport", "inspect_dataset"]
 
@@ -100,7 +101,7 @@ class DatasetReport:
     cameras: tuple[CameraReport, ...]
     episode_bytes: Distribution
     tables: TableReport
-    findings: tuple[Finding, ...]
+    findings: tuple[Problem, ...]
 
 
 def inspect_dataset(opened: InspectedDataset, *, progress: Progress = no_progress) -> DatasetReport:
@@ -142,7 +143,7 @@ class _Camera:
         self._key = key
         self._columns = opened.layout.episodes.cameras[key]
         count = len(opened.layout.episodes)
-        self.findings: list[Finding] = []
+        self.findings: list[Problem] = []
         self.sizes = np.zeros(count, dtype=np.int64)
         self._span_samples = np.zeros(count, dtype=np.int64)
         self._drift_s = np.full(count, np.nan)
@@ -174,11 +175,11 @@ class _Camera:
                     span = opened.spans.span(position, self._key)
                 except TimestampError as error:
                     self.findings.append(
-                        Finding(
+                        finding(
                             error.code,
                             error.message,
                             error.hint,
-                            "error",
+                            severity="error",
                             source=path,
                             episode_index=int(episodes.episode_index[position]),
                         )
@@ -218,11 +219,11 @@ class _Camera:
         return report
 
 
-def _findings_of(camera: CameraReport, moov_last: list[str]) -> list[Finding]:
+def _findings_of(camera: CameraReport, moov_last: list[str]) -> list[Problem]:
     found = []
     if camera.num_drifting:
         found.append(
-            Finding(
+            finding(
                 "timestamp-drift",
                 f"Camera {camera.key}: in {camera.num_drifting} episodes rows and pictures are more than "
                 f"{TOLERANCE_S * 1e3:g} ms apart; the most, {camera.drift_s * 1e3:.3f} ms, in episode "
@@ -235,7 +236,7 @@ def _findings_of(camera: CameraReport, moov_last: list[str]) -> list[Finding]:
         )
     if len(camera.codecs) > 1 or len(camera.sizes) > 1:
         found.append(
-            Finding(
+            finding(
                 "mixed-formats",
                 f"Camera {camera.key} has files of different formats: {', '.join(camera.codecs)}; "
                 f"{', '.join(camera.sizes)}.",
@@ -245,7 +246,7 @@ def _findings_of(camera: CameraReport, moov_last: list[str]) -> list[Finding]:
         )
     if camera.gop.largest >= _LONG_GOP:
         found.append(
-            Finding(
+            finding(
                 "long-gop",
                 f"Camera {camera.key} has keyframes up to {camera.gop.largest} pictures apart, so a random "
                 f"frame decodes {(camera.gop.largest + 1) / 2:.0f} pictures on average in such a GOP.",
@@ -255,7 +256,7 @@ def _findings_of(camera: CameraReport, moov_last: list[str]) -> list[Finding]:
         )
     if moov_last:
         found.append(
-            Finding(
+            finding(
                 "moov-last",
                 f"Camera {camera.key}: {len(moov_last)} of {camera.num_files} files have their index behind "
                 f"the pictures, for example {moov_last[0]}; indexing them takes up to three requests each.",
@@ -265,7 +266,7 @@ def _findings_of(camera: CameraReport, moov_last: list[str]) -> list[Finding]:
         )
     if camera.span_ratio >= _WASTEFUL_RATIO:
         found.append(
-            Finding(
+            finding(
                 "large-spans",
                 f"Camera {camera.key}: episodes fetch {camera.span_ratio:.1f} pictures for each one they "
                 "need, because they are short or their keyframes far apart.",

@@ -9,29 +9,22 @@ from numpy.typing import NDArray
 
 from lrstream.mp4.span import is_reordered
 from lrstream.mp4.track import SampleTable
+from lrstream.sidecar.problems import Problem, Severity
 
-__all__ = ["Bin", "Distribution", "Finding", "TrackFigures", "gop_lengths", "histogram"]
+__all__ = ["Bin", "Distribution", "TrackFigures", "finding", "gop_lengths", "histogram"]
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something a report draws attention to; codes are listed in ``docs/reference/problem-codes.md``.
-
-    Attributes:
-        code: Stable short name.
-        message: What was found.
-        hint: What to do about it.
-        severity: ``warning`` or ``error``.
-        source: File or dataset concerned.
-        episode_index: Episode concerned.
-    """
-
-    code: str
-    message: str
-    hint: str | None = None
-    severity: str = "warning"
-    source: str | None = None
-    episode_index: int | None = None
+def finding(
+    code: str,
+    message: str,
+    hint: str | None = None,
+    *,
+    severity: Severity = "warning",
+    source: str | None = None,
+    episode_index: int | None = None,
+) -> Problem:
+    """Something a report draws attention to; codes are listed in ``docs/reference/problem-codes.md``."""
+    return Problem(code, severity, source, episode_index, message, hint)
 
 
 @dataclass(frozen=True, slots=True)

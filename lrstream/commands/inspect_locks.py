@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lrstream.commands.inspect_figures import Finding
+from lrstream.commands.inspect_figures import finding
 from lrstream.errors import NotFoundError
 from lrstream.sidecar.lock import IDLE_S, LockStatus, break_lock, inspect_lock, lock_path
+from lrstream.sidecar.problems import Problem
 from lrstream.storage.home import lerobot_home
 
 __all__ = ["CACHE_DIRECTORIES", "Holder", "LockReport", "LockState", "LocksReport", "inspect_locks"]
@@ -93,7 +94,7 @@ class LocksReport:
     root: Path
     now: float
     locks: tuple[LockReport, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[Problem, ...]
 
     @property
     def num_held(self) -> int:
@@ -211,13 +212,13 @@ def _advise(state: LockState, holder: Holder | None, now: float) -> str:
     return f"Wait for it: process {holder.pid} on {holder.host} gave a sign of life {silent_s:.0f} s ago."
 
 
-def _findings(locks: list[LockReport], now: float) -> list[Finding]:
+def _findings(locks: list[LockReport], now: float) -> list[Problem]:
     found = []
     for lock in locks:
         silent_s = 0.0 if lock.holder is None else now - lock.holder.updated
         if lock.is_held and lock.holder is not None and silent_s > _STALLED_S:
             found.append(
-                Finding(
+                finding(
                     "lock-silent",
                     f"The lock {lock.path} is held by process {lock.holder.pid} on {lock.holder.host}, which "
                     f"gave no sign of life for {silent_s:.0f} s.",
@@ -227,7 +228,7 @@ def _findings(locks: list[LockReport], now: float) -> list[Finding]:
             )
         elif lock.state == "holder-died" and lock.holder is not None:
             found.append(
-                Finding(
+                finding(
                     "lock-holder-died",
                     f"The last holder of the lock {lock.path}, process {lock.holder.pid} (user "
                     f"{lock.holder.user}), ended without finishing.",

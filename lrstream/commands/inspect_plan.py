@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lrstream.commands.inspect_figures import Finding
+from lrstream.commands.inspect_figures import finding
 from lrstream.errors import UsageError
 from lrstream.layout.layout import DatasetLayout
+from lrstream.sidecar.problems import Problem
 from lrstream.streaming.partition import partition_report
 from lrstream.streaming.planning import DEFAULT_SEED, PlanSettings, plan_streams
 from lrstream.streaming.pool import episodes_per_batch
@@ -96,7 +97,7 @@ class PlanReport:
     num_idle_workers: int
     ranks: tuple[RankShare, ...]
     mixing: tuple[Mixing, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[Problem, ...]
 
 
 def inspect_plan(
@@ -178,7 +179,7 @@ def inspect_plan(
     )
 
 
-def _findings(ranks: tuple[RankShare, ...], num_idle: int, num_workers: int) -> list[Finding]:
+def _findings(ranks: tuple[RankShare, ...], num_idle: int, num_workers: int) -> list[Problem]:
     found = []
     for name, counts in (
         ("batches", [rank.num_batches for rank in ranks]),
@@ -186,7 +187,7 @@ def _findings(ranks: tuple[RankShare, ...], num_idle: int, num_workers: int) -> 
     ):
         if min(counts) != max(counts):
             found.append(
-                Finding(
+                finding(
                     "uneven-batches",
                     f"Ranks get between {min(counts)} and {max(counts)} {name} in an epoch.",
                     f"Let every rank stop after {min(counts)}, or use torch's Join; otherwise the others "
@@ -195,7 +196,7 @@ def _findings(ranks: tuple[RankShare, ...], num_idle: int, num_workers: int) -> 
             )
     if num_idle:
         found.append(
-            Finding(
+            finding(
                 "idle-workers",
                 f"{num_idle} workers own no episode: a rank has fewer episodes than {num_workers} workers.",
                 f"Use num_workers={min(rank.num_episodes for rank in ranks)} or fewer.",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from lrstream.commands.opened import open_dataset as open_plainly
 from lrstream.commands.progress import Progress, no_progress
+from lrstream.errors import UsageError
 from lrstream.index.open import open_index
 from lrstream.layout.layout import DatasetLayout
 from lrstream.sidecar.build import BuildProgress
@@ -17,7 +18,7 @@ from lrstream.storage.location import RepoType
 from lrstream.storage.store import DatasetStore
 from lrstream.streaming.sources import EpisodeSpans, TrackSource, VideoFiles
 
-__all__ = ["InspectedDataset", "SourceOptions", "open_indexed", "open_metadata"]
+__all__ = ["InspectedDataset", "SourceOptions", "open_indexed", "open_metadata", "parse_sample", "use_index"]
 
 _MAX_OPEN_FILES = 16
 
@@ -79,27 +80,49 @@ def open_indexed(options: SourceOptions, *, progress: Progress = no_progress) ->
         LrstreamError: As `load_layout` and `resolve_sidecar`.
     """
     layout = open_metadata(options)
-    sidecar: Path | None = None
-    origin: str | None = None
-    with ExitStack() as stack:
-        tracks: TrackSource | None = None
-        if layout.video_files():
+    if not layout.video_files():
+        with use_index(layout, None, None, None) as opened:
+            yield opened
+        return
 
-            def tell(state: BuildProgress) -> None:
-                progress(state.done, state.total, "files indexed")
+    def tell(state: BuildProgress) -> None:
+        progress(state.done, state.total, "files indexed")
 
-            resolved = resolve_sidecar(
-                layout.store,
-                layout,
-                repo_id=options.repo_id,
-                revision=options.revision,
-                lock_timeout_s=DEFAULT_LOCK_TIMEOUT_S,
-                progress=tell,
-            )
-            sidecar, origin = resolved.path, resolved.origin
-            tracks = open_index(resolved)
-            stack.callback(tracks.close)
-        files = VideoFiles(layout.store, tracks, _MAX_OPEN_FILES)
-        stack.callback(files.close)
+    resolved = resolve_sidecar(
+        layout.store,
+        layout,
+        repo_id=options.repo_id,
+        revision=options.revision,
+        lock_timeout_s=DEFAULT_LOCK_TIMEOUT_S,
+        progress=tell,
+    )
+    with use_index(layout, open_index(resolved), resolved.path, resolved.origin) as opened:
+        yield opened
+
+
+@contextmanager
+def use_index(
+    layout: DatasetLayout, tracks: TrackSource | None, sidecar: Path | None, origin: str | None
+) -> Iterator[InspectedDataset]:
+    """A dataset with sample tables from anywhere; they are closed at the end."""
+    files = VideoFiles(layout.store, tracks, _MAX_OPEN_FILES)
+    try:
         spans = EpisodeSpans(layout.episodes, files)
         yield InspectedDataset(layout.store, layout, tracks, files, spans, sidecar, origin)
+    finally:
+        files.close()
+        if tracks is not None:
+            tracks.close()
+
+
+def parse_sample(text: str) -> int | None:
+    """Number of episodes to compare, None for all.
+
+    Raises:
+        UsageError: Neither a positive number nor ``all``.
+    """
+    if text == "all":
+        return None
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise UsageError(f"--sample is {text!r}, expected a number of episodes, at least 1, or 'all'.")
+    return int(text)

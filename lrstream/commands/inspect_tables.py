@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lrstream.commands.inspect_figures import Distribution, Finding
+from lrstream.commands.inspect_figures import Distribution, finding
 from lrstream.commands.progress import Progress, no_progress
 from lrstream.errors import LrstreamError
 from lrstream.layout.layout import DatasetLayout
 from lrstream.layout.parquet import ParquetSource, open_parquet
 from lrstream.layout.rows import EpisodeRowReader
+from lrstream.sidecar.problems import Problem
 
 __all__ = ["RowGroups", "TableReport", "episode_row_groups", "inspect_tables"]
 
@@ -105,14 +106,14 @@ def episode_row_groups(layout: DatasetLayout, position: int) -> RowGroups:
 
 def inspect_tables(
     layout: DatasetLayout, *, progress: Progress = no_progress
-) -> tuple[TableReport, list[Finding]]:
+) -> tuple[TableReport, list[Problem]]:
     """Read the footers of all data files.
 
     Returns:
         The report, and findings: files that cannot be read, missing statistics, wasteful row groups.
     """
     episodes = layout.episodes
-    findings: list[Finding] = []
+    findings: list[Problem] = []
     files: list[_File] = []
     costs: list[NDArray[np.int64]] = []
     wasteful: list[str] = []
@@ -122,7 +123,7 @@ def inspect_tables(
         try:
             file = _open(layout, path)
         except LrstreamError as error:
-            findings.append(Finding(error.code, error.message, error.hint, "error", source=path))
+            findings.append(finding(error.code, error.message, error.hint, severity="error", source=path))
             continue
         files.append(file)
         members = np.flatnonzero(episodes.data_file == number)
@@ -158,10 +159,10 @@ def inspect_tables(
     return report, findings
 
 
-def _told(code: str, paths: list[str], what: str, hint: str) -> list[Finding]:
+def _told(code: str, paths: list[str], what: str, hint: str) -> list[Problem]:
     if not paths:
         return []
-    return [Finding(code, f"{len(paths)} {what}, for example {paths[0]}.", hint, source=paths[0])]
+    return [finding(code, f"{len(paths)} {what}, for example {paths[0]}.", hint, source=paths[0])]
 
 
 def _open(layout: DatasetLayout, path: str) -> _File:

@@ -7,17 +7,14 @@ order, and a row's picture is the one whose time is nearest. Both must be equal,
 
 from __future__ import annotations
 
-import hashlib
-import io
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
 
 import av
 import av.error
 import numpy as np
 from numpy.typing import NDArray
 
+from lrstream.commands.deep_pictures import digest_of_picture, digest_of_pixels, pictures_in_order
 from lrstream.commands.episode_spec import parse_episode_spec
 from lrstream.commands.inspect_source import InspectedDataset, SourceOptions, open_metadata, use_index
 from lrstream.commands.progress import Progress, no_progress
@@ -297,9 +294,9 @@ class _Comparison:
         high = max(float(times.max()) for _, times, _ in wanted) + 1.0
         reference: dict[float, bytes] = {}
         try:
-            for time_s, picture in _in_order(source):
+            for time_s, picture in pictures_in_order(source):
                 if low <= time_s <= high:
-                    reference[time_s] = _digest(picture, is_depth=is_depth)
+                    reference[time_s] = digest_of_picture(picture, is_depth=is_depth)
         except (av.error.FFmpegError, NotImplementedError) as error:
             message = f"{path} cannot be decoded from its beginning: {error}."
             hint = "The file is damaged: restore it from its source."
@@ -316,12 +313,12 @@ class _Comparison:
 
         def take(position: int, picture: av.VideoFrame, converter: PictureConverter) -> None:
             if is_depth:
-                found[distinct[position]] = _digest(picture, is_depth=True)
+                found[distinct[position]] = digest_of_picture(picture, is_depth=True)
                 return
             # The way to the tensor is part of what is compared.
             planes = np.empty((3, picture.height, picture.width), dtype=np.uint8)
             converter.write_rgb(picture, planes)
-            found[distinct[position]] = _hash(planes.transpose(1, 2, 0))
+            found[distinct[position]] = digest_of_pixels(planes.transpose(1, 2, 0))
 
         decode_pictures(record.clip, distinct, take, self._pool)
         return [found.get(rank) for rank in ranks]
@@ -372,60 +369,3 @@ class _Comparison:
 
     def _name(self, position: int) -> int:
         return int(self._opened.layout.episodes.episode_index[position])
-
-
-def _in_order(source: ByteSource) -> Iterator[tuple[float, av.VideoFrame]]:
-    """All pictures of a file with their times in seconds, by FFmpeg's own demuxer."""
-    with av.open(_SourceFile(source), "r", format="mp4") as container:
-        stream = container.streams.video[0]
-        # One thread: parallel decoders have been seen to wait for each other for ever (K12).
-        stream.thread_type = "NONE"
-        stream.codec_context.thread_count = 1
-        for picture in container.decode(stream):
-            if picture.time is not None:
-                yield picture.time, picture
-
-
-def _digest(picture: av.VideoFrame, *, is_depth: bool) -> bytes:
-    if is_depth:
-        plane = picture.planes[0]
-        rows = np.frombuffer(memoryview(plane), dtype=np.uint8).reshape(picture.height, plane.line_size)
-        # Two bytes for each 12-bit code; rows may be padded.
-        return _hash(rows[:, : 2 * picture.width])
-    convert: Any = picture.to_ndarray
-    return _hash(convert(format="rgb24"))
-
-
-def _hash(pixels: NDArray[np.uint8]) -> bytes:
-    return hashlib.blake2b(np.ascontiguousarray(pixels).tobytes(), digest_size=16).digest()
-
-
-class _SourceFile(io.RawIOBase):
-    """A byte source as the file object that PyAV reads."""
-
-    def __init__(self, source: ByteSource) -> None:
-        super().__init__()
-        self._source = source
-        self._size = source.size()
-        self._position = 0
-
-    def readable(self) -> Literal[True]:
-        return True
-
-    def seekable(self) -> Literal[True]:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = offset + (0, self._position, self._size)[whence]
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def read(self, size: int | None = -1) -> bytes:
-        stop = self._size if size is None or size < 0 else min(self._position + size, self._size)
-        if stop <= self._position:
-            return b""
-        data = self._source.read(self._position, stop)
-        self._position = stop
-        return data

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from lrstream.index.format import FORMAT_VERSION, SCHEMA, track_to_row
+from lrstream.index.format import FORMAT_VERSION, SCHEMA, identity_checksum, track_to_row
 from lrstream.sidecar.archive import ArchiveReader
 from lrstream.sidecar.install import PendingFile, storage_errors
 from lrstream.sidecar.manifest import TrackScalars
@@ -73,6 +73,7 @@ def _described(reader: ArchiveReader, key: str) -> pa.Schema:
             "lrstream.repo_id": identity.repo_id,
             "lrstream.revision": identity.revision,
             "lrstream.data_root": identity.data_root,
+            "lrstream.identity_checksum": identity_checksum(identity),
         }
     )
 

@@ -9,6 +9,8 @@ Any Arrow tool reads it; `docs/reference` describes the columns. A row holds the
     sync                             the first keyframe, and the steps from one to the next
     pts                              nothing where `presentation_times_s` gives the same bits from
                                      ``pts_offset_s``; dense float64 elsewhere
+    checksum                         CRC-32 of all other cells, since most damage would give values
+                                     that are as plausible as the right ones
 
 Rows are grouped into record batches of bounded size, so that writing needs no more memory than
 one of them, and a reader maps only the batches that it looks into.
@@ -16,6 +18,7 @@ one of them, and a reader maps only the batches that it looks into.
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import numpy as np
@@ -25,9 +28,11 @@ from numpy.typing import NDArray
 from lrstream.errors import SidecarError
 from lrstream.index.encoding import EncodedArray, decode, encode
 from lrstream.mp4.track import SampleTable, TrackIndex
+from lrstream.sidecar.identity import SidecarIdentity
+from lrstream.sidecar.members import MAX_SAMPLES
 from lrstream.timebase import presentation_times_s
 
-__all__ = ["FORMAT_VERSION", "SCHEMA", "track_from_row", "track_to_row"]
+__all__ = ["FORMAT_VERSION", "SCHEMA", "identity_checksum", "track_from_row", "track_to_row"]
 
 # A new number gives a new directory beside the old one (SC-9), and readers refuse other numbers.
 FORMAT_VERSION = 1
@@ -73,6 +78,7 @@ def _schema() -> pa.Schema:
             "base": pa.int64(), "scale": pa.uint64(), "data": pa.large_binary(),
         }  # fmt: skip
         fields += [pa.field(f"{name}_{part}", kind, nullable=False) for part, kind in parts.items()]
+    fields.append(pa.field("checksum", pa.uint32(), nullable=False))
     return pa.schema(fields)
 
 
@@ -110,6 +116,7 @@ def track_to_row(track: TrackIndex, fingerprint: str | None) -> dict[str, Any]:
     row["pts_derived"] = offset_s is not None
     row["pts_offset_s"] = 0.0 if offset_s is None else offset_s
     row["pts_data"] = b"" if offset_s is not None else samples.pts_s.astype("<f8").tobytes()
+    row["checksum"] = _checksum(row)
     return row
 
 
@@ -122,8 +129,10 @@ def track_from_row(row: dict[str, Any]) -> TrackIndex:
     Raises:
         SidecarError: The row contradicts itself.
     """
+    if row["checksum"] != _checksum(row):
+        raise SidecarError(f"The mapped index's record of {row['path']} does not match its checksum.")
     count, num_sync = row["num_samples"], row["num_sync"]
-    if count < 1 or not 1 <= num_sync <= count:
+    if not 1 <= num_sync <= count <= MAX_SAMPLES:
         raise SidecarError(f"The mapped index gives {row['path']} {count} samples and {num_sync} keyframes.")
     arrays = {
         name: EncodedArray(*(row[f"{name}_{part}"] for part in EncodedArray._fields)) for name in ENCODED
@@ -150,6 +159,28 @@ def track_from_row(row: dict[str, Any]) -> TrackIndex:
     _check_bounds(samples, row)
     scalars = {name: row[name] for name in (*_SCALARS, *_SHARED)}
     return TrackIndex(file_path=row["path"], **scalars, samples=samples)
+
+
+def identity_checksum(identity: SidecarIdentity) -> str:
+    """CRC-32 of everything that decides whether an index answers a request, as hex digits."""
+    parts = [identity.repo_id, identity.revision, identity.data_root]
+    for source in identity.source_files:
+        parts += [source.path, str(source.size), str(identity.source_fingerprints.get(source.path))]
+    return f"{zlib.crc32(_text(parts)):08x}"
+
+
+def _checksum(row: dict[str, Any]) -> int:
+    """CRC-32 of a row's cells in the order of the schema, numbers and texts first."""
+    names = [name for name in SCHEMA.names if name != "checksum"]
+    data = [name for name in names if name.endswith("_data") or name in ("ftyp", "stsd_body")]
+    crc = zlib.crc32(_text([str(row[name]) for name in names if name not in data]))
+    for name in data:
+        crc = zlib.crc32(row[name], zlib.crc32(len(row[name]).to_bytes(8, "little"), crc))
+    return crc
+
+
+def _text(parts: list[str]) -> bytes:
+    return "\0".join(parts).encode("utf-8", "surrogatepass")
 
 
 def derivable_offset_s(samples: SampleTable, timescale: int) -> float | None:

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from lrstream.errors import AccessError, LrstreamError, NotFoundError, SidecarError
 from lrstream.index.convert import convert
-from lrstream.index.format import FORMAT_VERSION, SCHEMA, track_from_row
+from lrstream.index.format import FORMAT_VERSION, SCHEMA, identity_checksum, track_from_row
 from lrstream.index.generation import IndexDirectory, content_key
 from lrstream.mp4.track import TrackIndex
 from lrstream.sidecar.archive import ArchiveReader
@@ -37,6 +37,11 @@ logger = logging.getLogger(__name__)
 # Decoded records kept by each process. Decoding one again costs about a millisecond for 100,000
 # pictures, so this only spares work when neighbouring episodes are planned one after the other.
 _CACHE_BYTES = 64 << 20
+
+_METADATA = frozenset(
+    f"lrstream.{name}"
+    for name in ("format", "key", "num_files", "repo_id", "revision", "data_root", "identity_checksum")
+)
 
 _REMAKE = "Remove this file; it will be made again from the sidecar."
 
@@ -147,8 +152,16 @@ class MappedIndex:
         mapping = self._mapping.get()
         with mapping.lock:
             schema = mapping.open(path).schema
-        metadata = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
-        if metadata.get("lrstream.format") != str(FORMAT_VERSION) or not schema.equals(SCHEMA):
+        metadata = {
+            key.decode("utf-8", "replace"): value.decode("utf-8", "replace")
+            for key, value in (schema.metadata or {}).items()
+        }
+        if (
+            metadata.get("lrstream.format") != str(FORMAT_VERSION)
+            or not schema.equals(SCHEMA)
+            or not metadata.keys() >= _METADATA
+            or not metadata["lrstream.num_files"].isdecimal()
+        ):
             raise SidecarError(f"{path} is not a mapped index of format {FORMAT_VERSION}.", path=str(path))
         self._metadata = metadata
 
@@ -171,13 +184,20 @@ class MappedIndex:
         """Identity of the sidecar that this index was made from (reads three columns)."""
         paths, fingerprints = self._column("path"), self._column("fingerprint")
         files = map(SourceFile, paths, self._column("file_size"))
-        return SidecarIdentity(
+        identity = SidecarIdentity(
             self._metadata["lrstream.repo_id"],
             self._metadata["lrstream.revision"],
             self._metadata["lrstream.data_root"],
             tuple(files),
             {path: text for path, text in zip(paths, fingerprints, strict=True) if text is not None},
         )
+        if identity_checksum(identity) != self._metadata["lrstream.identity_checksum"]:
+            raise SidecarError(
+                f"The mapped index {self.path} is damaged: its identity does not match its checksum.",
+                hint=_REMAKE,
+                path=str(self.path),
+            )
+        return identity
 
     def track(self, file_path: str) -> TrackIndex:
         """The record of one source file; arrays are int64 and float64, read-only.

@@ -150,7 +150,7 @@ class _Plan:
         chunks = _bounds(offsets[1:] != ends[:-1])
         self._chunk_starts = offsets[chunks[:-1]]
         self._chunk_sizes = _runs(chunks[1:] - chunks[:-1])
-        self._ftyp = track.ftyp or _DEFAULT_FTYP
+        self._ftyp = track.ftyp if _is_usable_ftyp(track.ftyp) else _DEFAULT_FTYP
         self._mdat_header_size = 8 if self._payload_size + 8 <= _U32_MAX else 16
         last_chunk = int(self._chunk_starts.max())
         self._wide_offsets = False
@@ -226,6 +226,13 @@ def _from_zero(durations: _Int64, composition_offsets: _Int64) -> _Int64:
 _IDENTITY_MATRIX = struct.pack(">9I", 0x0001_0000, 0, 0, 0, 0x0001_0000, 0, 0, 0, 0x4000_0000)
 _ENABLED_IN_MOVIE = 3  # tkhd flags: track enabled, used in the presentation
 _UNDETERMINED = 0x55C4  # language "und", five bits a letter
+
+
+def _is_usable_ftyp(box: bytes) -> bool:
+    """Whether a source's `ftyp` can be taken over: readers stumble over brands that are cut short or no text."""
+    brands = box[8:12] + box[16:]
+    is_whole = len(box) >= 16 and len(box) % 4 == 0
+    return is_whole and brands.isascii() and box[:8] == struct.pack(">I4s", len(box), b"ftyp")
 
 
 def _movie(

@@ -23,6 +23,7 @@ __all__ = [
     "SourceFile",
     "cache_path",
     "identity_from_json",
+    "is_text",
     "pinned_commit",
     "repo_slug",
     "revision_slug",
@@ -198,6 +199,9 @@ def identity_from_json(document: object) -> SidecarIdentity:
         if not isinstance(path, str) or type(size) is not int or size < 0:
             raise SidecarError(f"The sidecar identity lists a source file as {str(entry)[:200]}.")
         files.append(SourceFile(path, size))
+    strings = [*texts.values(), *(file.path for file in files), *fingerprints, *fingerprints.values()]
+    if any(not is_text(str(value)) for value in strings):
+        raise SidecarError("The sidecar identity has strings that are no Unicode text.")
     return SidecarIdentity(
         repo_id=str(texts["repo_id"]),
         revision=str(texts["revision"]),
@@ -211,6 +215,15 @@ def pinned_commit(data_root: str) -> str | None:
     """The commit that a Hub data root is pinned to, or None for roots whose content may change."""
     match = _PINNED_ROOT.fullmatch(data_root)
     return match.group(1) if match else None
+
+
+def is_text(value: str) -> bool:
+    """Whether a string from JSON can be stored as UTF-8; JSON can spell halves of surrogate pairs alone."""
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def repo_slug(repo_id: str) -> str:

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from lrstream.errors import SidecarError
 from lrstream.mp4.track import SampleTable, TrackIndex
-from lrstream.sidecar.identity import SCHEMA_VERSION, SidecarIdentity, identity_from_json
+from lrstream.sidecar.identity import SCHEMA_VERSION, SidecarIdentity, identity_from_json, is_text
 
-__all__ = ["Manifest", "TrackScalars", "manifest_chunks", "parse_manifest", "source_entry"]
+__all__ = ["Manifest", "TrackScalars", "manifest_chunks", "parse_entry", "parse_manifest", "source_entry"]
 
 REBUILD_HINT = "Rebuild it with `lrstream build`."
 
@@ -126,7 +126,7 @@ def parse_manifest(data: bytes) -> Manifest:
         )
     tracks = []
     for source, entry in zip(identity.source_files, files, strict=True):
-        track = _parse_entry(source.path, entry)
+        track = parse_entry(source.path, entry)
         if track.file_size != source.size:
             raise SidecarError(
                 f"The sidecar gives two sizes for {source.path}: {source.size} and {track.file_size} bytes.",
@@ -157,7 +157,13 @@ def _check_version(version: object) -> None:
     raise SidecarError(f"The sidecar has no usable schema version (found {version!r}).", hint=REBUILD_HINT)
 
 
-def _parse_entry(path: str, entry: object) -> TrackScalars:
+def parse_entry(path: str, entry: object) -> TrackScalars:
+    """Check one element of ``files``, which has to be that of `path`.
+
+    Raises:
+        SidecarError: Naming the value that cannot be.
+    """
+
     def refuse(what: str) -> SidecarError:
         return SidecarError(f"The sidecar's entry for {path} {what}.", hint=REBUILD_HINT, file_path=path)
 
@@ -183,7 +189,7 @@ def _parse_entry(path: str, entry: object) -> TrackScalars:
         raise refuse("has no boolean 'faststart'")
     values["faststart"] = mp4["faststart"]
     codec = mp4.get("codec")
-    if not isinstance(codec, str) or not 1 <= len(codec) <= 4:
+    if not isinstance(codec, str) or not 1 <= len(codec) <= 4 or not is_text(codec):
         raise refuse(f"has codec = {str(codec)[:50]!r}, expected four characters")
     values["codec"] = codec
     for name in ("ftyp", "stsd_body"):

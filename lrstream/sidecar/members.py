@@ -108,6 +108,12 @@ def _member_info(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
         raise SidecarError(f"The sidecar's member {name!r} is encrypted.")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise SidecarError(f"The sidecar's member {name!r} uses compression method {info.compress_type}.")
+    # `zipfile` allocates what it is about to read, so that must be there.
+    if info.header_offset + info.compress_size > archive.start_dir:
+        raise SidecarError(
+            f"The sidecar's member {name!r} claims {info.compress_size} compressed bytes at "
+            f"{info.header_offset}, but members end at {archive.start_dir}."
+        )
     if info.file_size > info.compress_size * _MAX_DEFLATE_RATIO + _HEADER_LIMIT:
         raise SidecarError(
             f"The sidecar's member {name!r} claims {info.file_size} bytes, "

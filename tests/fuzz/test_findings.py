@@ -107,7 +107,7 @@ def test_an_index_without_a_part_of_its_metadata(archive: Path, tmp_path: Path, 
         with pa.ipc.new_file(str(path), changed.schema) as writer:
             writer.write_table(changed)
         if value is None or key == "num_files":
-            with pytest.raises(SidecarError, match="no mapped index"):
+            with pytest.raises(SidecarError, match="not a mapped index"):
                 MappedIndex(path)
         elif key != "key":
             with pytest.raises(SidecarError, match="checksum"):

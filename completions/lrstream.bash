@@ -5,7 +5,7 @@ _lrstream() {
     COMPREPLY=()
     for ((i = 1; i < COMP_CWORD; i++)); do
         case "$path ${COMP_WORDS[i]}" in
-            "lrstream build" | "lrstream validate" | "lrstream publish" | "lrstream benchmark" | "lrstream benchmark loader") path+=" ${COMP_WORDS[i]}" ;;
+            "lrstream build" | "lrstream convert" | "lrstream validate" | "lrstream publish" | "lrstream inspect" | "lrstream inspect sidecar" | "lrstream inspect dataset" | "lrstream inspect episode" | "lrstream inspect budget" | "lrstream inspect plan" | "lrstream inspect locks" | "lrstream inspect cache" | "lrstream benchmark" | "lrstream benchmark loader") path+=" ${COMP_WORDS[i]}" ;;
         esac
     done
     # A value: one of its choices, or (an empty reply) a file name.
@@ -19,8 +19,12 @@ _lrstream() {
         "lrstream build --workers") return ;;
         "lrstream build --lock-timeout") return ;;
         "lrstream build --cache-dir") return ;;
+        "lrstream convert --output" | "lrstream convert -o") return ;;
+        "lrstream convert --to") COMPREPLY=($(compgen -W "index npz parquet" -- "$current")); return ;;
+        "lrstream convert --cache-dir") return ;;
         "lrstream validate --source") return ;;
         "lrstream validate --episodes") return ;;
+        "lrstream validate --sample") COMPREPLY=($(compgen -W "N all" -- "$current")); return ;;
         "lrstream validate --repo-id") return ;;
         "lrstream validate --repo-type") COMPREPLY=($(compgen -W "dataset bucket" -- "$current")); return ;;
         "lrstream validate --revision") return ;;
@@ -28,6 +32,43 @@ _lrstream() {
         "lrstream publish --repo-type") COMPREPLY=($(compgen -W "dataset bucket" -- "$current")); return ;;
         "lrstream publish --revision") return ;;
         "lrstream publish --cache-dir") return ;;
+        "lrstream inspect sidecar --cache-dir") return ;;
+        "lrstream inspect dataset --repo-id") return ;;
+        "lrstream inspect dataset --repo-type") COMPREPLY=($(compgen -W "dataset bucket" -- "$current")); return ;;
+        "lrstream inspect dataset --revision") return ;;
+        "lrstream inspect dataset --cache-dir") return ;;
+        "lrstream inspect episode --camera") return ;;
+        "lrstream inspect episode --mini-mp4") return ;;
+        "lrstream inspect episode --contact-sheet") return ;;
+        "lrstream inspect episode --pictures") return ;;
+        "lrstream inspect episode --repo-id") return ;;
+        "lrstream inspect episode --repo-type") COMPREPLY=($(compgen -W "dataset bucket" -- "$current")); return ;;
+        "lrstream inspect episode --revision") return ;;
+        "lrstream inspect episode --cache-dir") return ;;
+        "lrstream inspect budget --byte-budget-gb") return ;;
+        "lrstream inspect budget --workers") return ;;
+        "lrstream inspect budget --pool") return ;;
+        "lrstream inspect budget --world-size") return ;;
+        "lrstream inspect budget --prefetch") return ;;
+        "lrstream inspect budget --queue") return ;;
+        "lrstream inspect budget --seed") return ;;
+        "lrstream inspect budget --epoch") return ;;
+        "lrstream inspect budget --repo-id") return ;;
+        "lrstream inspect budget --repo-type") COMPREPLY=($(compgen -W "dataset bucket" -- "$current")); return ;;
+        "lrstream inspect budget --revision") return ;;
+        "lrstream inspect budget --cache-dir") return ;;
+        "lrstream inspect plan --world-size") return ;;
+        "lrstream inspect plan --workers") return ;;
+        "lrstream inspect plan --batch-size") return ;;
+        "lrstream inspect plan --pool") return ;;
+        "lrstream inspect plan --seed") return ;;
+        "lrstream inspect plan --epoch") return ;;
+        "lrstream inspect plan --repo-type") COMPREPLY=($(compgen -W "dataset bucket" -- "$current")); return ;;
+        "lrstream inspect plan --revision") return ;;
+        "lrstream inspect plan --cache-dir") return ;;
+        "lrstream inspect locks --cache-dir") return ;;
+        "lrstream inspect cache --idle-days") return ;;
+        "lrstream inspect cache --cache-dir") return ;;
         "lrstream benchmark loader --workers") return ;;
         "lrstream benchmark loader --batch-size") return ;;
         "lrstream benchmark loader --strategy") COMPREPLY=($(compgen -W "remaining round_robin" -- "$current")); return ;;
@@ -37,13 +78,31 @@ _lrstream() {
     esac
     case "$path" in
         "lrstream")
-            COMPREPLY=($(compgen -W "build validate publish benchmark --version --show-completion --help -h" -- "$current")) ;;
+            COMPREPLY=($(compgen -W "build convert validate publish inspect benchmark --version --show-completion --help -h" -- "$current")) ;;
         "lrstream build")
             [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--repo-id --repo-type --revision --episodes --output -o --workers --lock-timeout --force --push --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
+        "lrstream convert")
+            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--output -o --to --dry-run --force --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
         "lrstream validate")
-            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--source --episodes --rows --no-rows --deep --repo-id --repo-type --revision --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
+            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--source --episodes --rows --no-rows --deep --sample --repo-id --repo-type --revision --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
         "lrstream publish")
             [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--repo-type --revision --dry-run --force --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
+        "lrstream inspect")
+            COMPREPLY=($(compgen -W "sidecar dataset episode budget plan locks cache --help -h" -- "$current")) ;;
+        "lrstream inspect sidecar")
+            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
+        "lrstream inspect dataset")
+            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--repo-id --repo-type --revision --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
+        "lrstream inspect episode")
+            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--camera --mini-mp4 --contact-sheet --pictures --force --repo-id --repo-type --revision --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
+        "lrstream inspect budget")
+            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--byte-budget-gb --workers --pool --world-size --prefetch --queue --seed --epoch --repo-id --repo-type --revision --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
+        "lrstream inspect plan")
+            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--world-size --workers --batch-size --pool --seed --epoch --repo-type --revision --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
+        "lrstream inspect locks")
+            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--break --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
+        "lrstream inspect cache")
+            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--prune --yes -y --idle-days --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
         "lrstream benchmark")
             COMPREPLY=($(compgen -W "loader --help -h" -- "$current")) ;;
         "lrstream benchmark loader")

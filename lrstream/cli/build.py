@@ -44,7 +44,8 @@ for it.
         "lrstream build ./demo",
         "lrstream build OWNER/NAME --revision v3.0",
         "lrstream build OWNER/NAME --push",
-        "lrstream build ./demo --episodes 0-9,12,20- -o some.npz --json",
+        "lrstream build ./demo -o demo.npz",
+        "lrstream build ./demo --episodes 0-3,7,10- -o some.npz --json",
     ),
 )
 

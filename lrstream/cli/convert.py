@@ -34,9 +34,9 @@ The output appears complete or not at all, and an existing one is kept unless --
 of schema 1 and 2, and those of buckets without fingerprints, cannot be converted: build them again.
 """,
     (
+        "lrstream convert demo.npz --dry-run",
         "lrstream convert demo.npz",
         "lrstream convert demo.npz --to parquet -o samples.parquet",
-        "lrstream convert demo.npz --dry-run",
     ),
 )
 

@@ -51,7 +51,7 @@ All problems are listed, each with a stable code. Exit status 3 if there are any
     (
         "lrstream validate ./demo",
         "lrstream validate ./demo --deep --sample all",
-        "lrstream validate some.npz --source ./demo",
+        "lrstream validate demo.npz --source ./demo",
         "lrstream validate OWNER/NAME --json",
     ),
 )

@@ -26,7 +26,10 @@ from lrstream.streaming.dataset import StreamingLeRobotDataset
 from lrstream.streaming.measure import measure_epoch
 from lrstream.streaming.strategies import SamplingStrategy
 
-__all__ = ["LoaderBenchmark", "benchmark_loader", "coverage_problems", "identity_problems"]
+__all__ = ["BENCHMARK_CODES", "LoaderBenchmark", "benchmark_loader", "coverage_problems", "identity_problems"]
+
+BENCHMARK_CODES = ("frame-missing", "frame-repeated", "frame-unknown", "wrong-picture")
+"""Codes of the problems that are found here."""
 
 _MAX_SHOWN = 5
 # The painted blocks lie in this corner; only it is put aside while the clock runs.

@@ -109,7 +109,7 @@ def test_fish_completes_words(tmp_path: Path) -> None:
         code = f"source {script}; complete -C '{typed} --'"
         done = subprocess.run(["fish", "-c", code], capture_output=True, text=True, timeout=20, check=True)
         offered = {line.split("\t")[0] for line in done.stdout.splitlines()}
-        assert offered == {option.flags[0] for option in command.options}
+        assert offered == {flag for option in command.options for flag in option.flags if flag[:2] == "--"}
 
 
 def test_an_unknown_shell_is_a_usage_error(lrstream: Program) -> None:

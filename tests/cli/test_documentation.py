@@ -1,7 +1,7 @@
 """What README.md and docs/ say can be done as they say it.
 
 Blocks marked ``bash`` and ``python`` are executed, one document after the other, beside a demonstration
-dataset called ``./demo``. Blocks marked ``sh`` (installation, shells' own files) are not; the options of
+dataset called ``./demo``; commands for the placeholder OWNER/NAME are not. Blocks marked ``sh`` (installation, shells' own files) are not; the options of
 all commands in either are checked.
 """
 
@@ -22,7 +22,9 @@ import typer
 from lrstream import StreamingLeRobotDataset
 from lrstream.cli.app import PROGRAM, app
 from lrstream.cli.describe import describe
+from lrstream.commands.benchmark import BENCHMARK_CODES
 from lrstream.demo import WrittenDataset
+from lrstream.sidecar.problems import PROBLEM_CODES
 from tests.cli.program import Program
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +73,7 @@ def test_commands_and_options_exist(document: Path) -> None:
                 assert word.split("=")[0] in flags, f"{known} has no {word}"
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "document", [document for document in DOCUMENTS if blocks(document, "bash", "python")], ids=named
 )
@@ -91,6 +94,8 @@ def test_blocks_run(
             run_script(text, tmp_path)
             continue
         for line in text.splitlines():
+            if "OWNER/" in line:
+                continue
             if line.startswith("lrstream "):
                 words = shlex.split(line, comments=True)[1:]
                 outcome = lrstream(*words)
@@ -135,5 +140,16 @@ def test_every_error_code_is_documented() -> None:
 
     text = (ROOT / "docs/reference/problems.md").read_text(encoding="utf-8")
     classes = [getattr(errors, name) for name in errors.__all__]
-    for code in {cls.code for cls in classes}:
-        assert f"`{code}`" in text, code
+    for code in {cls.code for cls in classes} | set(PROBLEM_CODES) | set(BENCHMARK_CODES):
+        assert f"| `{code}` |" in text, code
+
+
+def test_exit_codes_are_those_of_the_errors() -> None:
+    from lrstream import errors
+
+    text = (ROOT / "docs/reference/problems.md").read_text(encoding="utf-8")
+    documented = dict(re.findall(r"^\| `([\w-]+)` \| (\d+) \|", text, re.MULTILINE))
+    for name in errors.__all__:
+        error = getattr(errors, name)
+        if error.code != "internal":
+            assert documented[error.code] == str(error.exit_code)

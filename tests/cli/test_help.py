@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 import typer
@@ -33,12 +32,13 @@ def test_help_is_complete_and_plain(command: Command, flag: str, lrstream: Progr
     assert outcome.err == ""
     assert outcome.out.isascii()
     assert "\x1b" not in outcome.out
-    assert max(map(len, outcome.out.splitlines())) <= 80
+    filled, _, _ = outcome.out.partition("Examples:")  # command lines are not broken
+    assert max(map(len, filled.splitlines())) <= 80
     for option in command.options:
         assert option.flags[0] in outcome.out
     for child in command.commands:
         assert child.name in outcome.out
-        assert child.summary in outcome.out
+        assert child.summary in " ".join(outcome.out.split()), "a long summary is filled"
 
 
 @pytest.mark.parametrize("command", LEAVES, ids=spoken)
@@ -123,14 +123,20 @@ def test_starting_is_fast_and_loads_little() -> None:
     assert not loaded & {"torch", "pyarrow", "av", "numpy", "huggingface_hub", "fsspec", "PIL", "rich.table"}
 
 
-@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "wait4"), reason="needs the processor time of a child")
 def test_help_takes_no_more_than_four_tenths_of_a_second() -> None:
-    best_s = 10.0
-    for _ in range(5):
-        started_s = time.perf_counter()
-        run_process("--help")
-        best_s = min(best_s, time.perf_counter() - started_s)
-    assert best_s <= 0.4
+    # Of processor time, so that what else the machine does has no say; the first run may compile.
+    assert min(processor_time_s("--help") for _ in range(3)) <= 0.4
+
+
+def processor_time_s(*words: str) -> float:
+    """User and system time of one run of the program, seconds."""
+    command = [sys.executable, "-m", "lrstream", *words]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return usage.ru_utime + usage.ru_stime
 
 
 def test_json_can_be_piped_with_narrow_columns() -> None:

@@ -103,10 +103,11 @@ def test_the_loader_reserves_exactly_what_was_planned(
 def test_workers_reserve_what_was_planned_for_them(
     standard_dataset: WrittenDataset, monkeypatch: pytest.MonkeyPatch, worker: int
 ) -> None:
-    options = {"byte_budget_gb": largest_bytes(standard_dataset) * 5 / GIB, "episode_pool_size": 2}
-    report = report_on(
-        standard_dataset, num_workers=2, prefetch_episodes=1, decoded_queue_size=1, **options
-    )
+    options: dict[str, Any] = {
+        "byte_budget_gb": largest_bytes(standard_dataset) * 5 / GIB,
+        "episode_pool_size": 2,
+    }
+    report = report_on(standard_dataset, num_workers=2, prefetch_episodes=1, decoded_queue_size=1, **options)
     assert [item.worker for item in report.workers] == [0, 1]
     peak = peak_of_a_run(
         standard_dataset,
@@ -174,9 +175,9 @@ def test_an_oversized_episode_is_told_as_the_loader_tells_it(standard_dataset: W
     assert report.workers == ()
     [finding] = report.findings
     assert (finding.code, finding.severity) == ("byte-budget", "error")
-    with StreamingLeRobotDataset(str(standard_dataset.root), byte_budget_gb=budget_gb) as loader:
-        with pytest.raises(ByteBudgetError) as caught:
-            next(iter(loader))
+    loader = StreamingLeRobotDataset(str(standard_dataset.root), byte_budget_gb=budget_gb)
+    with loader, pytest.raises(ByteBudgetError) as caught:
+        next(iter(loader))
     assert caught.value.message == finding.message
     assert caught.value.fields["episode_index"] == finding.episode_index == report.largest[0].episode_index
 
@@ -194,9 +195,7 @@ def test_advice_can_be_followed(standard_dataset: WrittenDataset) -> None:
     )
     assert [finding.code for finding in tight.findings] == ["budget-limits-pool"]
     assert tight.recommended_pool == tight.pool_always_fitting >= 1
-    followed = report_on(
-        standard_dataset, byte_budget_gb=tight.recommended_gb, episode_pool_size=7
-    )
+    followed = report_on(standard_dataset, byte_budget_gb=tight.recommended_gb, episode_pool_size=7)
     assert followed.findings == ()
     assert followed.workers[0].reservation.largest_pool == 7
     smaller = report_on(

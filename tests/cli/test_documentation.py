@@ -1,8 +1,8 @@
 """What README.md and docs/ say can be done as they say it.
 
 Blocks marked ``bash`` and ``python`` are executed, one document after the other, beside a demonstration
-dataset called ``./demo``; commands for the placeholder OWNER/NAME are not. Blocks marked ``sh`` (installation, shells' own files) are not; the options of
-all commands in either are checked.
+dataset called ``./demo``; commands for the placeholder OWNER/NAME are not. Blocks marked ``sh``
+(installation, shells' own files) are not executed either. The options of all commands are checked.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import urllib3
 
 from lrstream.storage.per_process import PerProcess
 
-__all__ = ["HttpPool", "describe_response", "host_of", "redact", "same_origin"]
+__all__ = ["HttpPool", "describe_response", "host_of", "redact", "same_origin", "server_message"]
 
 # Longest body of an error response that is read: enough for a message, not for a multi-gigabyte file.
 _MAX_ERROR_BODY_BYTES = 2048
@@ -57,16 +57,20 @@ def same_origin(first: str, second: str) -> bool:
 
 def describe_response(response: urllib3.BaseHTTPResponse, url: str) -> str:
     """Status, host and first words of an error response, without secrets. Reads part of the body."""
-    text = f"status {response.status} from {host_of(url)}"
+    message = server_message(response)
+    return f"status {response.status} from {host_of(url)}" + (f" ({message})" if message else "")
+
+
+def server_message(response: urllib3.BaseHTTPResponse) -> str:
+    """What an error response says: its header for that, or the first words of its body; no secrets."""
     message = response.headers.get("X-Error-Message")
     if message is None:
         try:
             body = response.read(_MAX_ERROR_BODY_BYTES, decode_content=True)
         except urllib3.exceptions.HTTPError:
             body = b""  # the status says enough; the reason for it did not arrive
-        message = " ".join(re.sub(r"<[^>]*>", " ", body.decode("utf-8", "replace")).split())
-    message = redact(message)[:_MAX_SHOWN_CHARACTERS]
-    return f"{text} ({message})" if message else text
+        message = re.sub(r"<[^>]*>", " ", body.decode("utf-8", "replace"))
+    return redact(" ".join(message.split()))[:_MAX_SHOWN_CHARACTERS]
 
 
 class _Managers:

@@ -15,9 +15,16 @@ from urllib.parse import urljoin, urlsplit
 
 import urllib3
 
-from lrstream.errors import AccessError, NotFoundError, TransferError
+from lrstream.errors import AccessError, LrstreamError, NotFoundError, TransferError
 from lrstream.storage.byte_source import TransferCounters, check_range
-from lrstream.storage.http_pool import HttpPool, describe_response, host_of, redact, same_origin
+from lrstream.storage.http_pool import (
+    HttpPool,
+    describe_response,
+    host_of,
+    redact,
+    same_origin,
+    server_message,
+)
 from lrstream.storage.http_reply import RangeReply, RetryLater, transport_failure, verified_range
 from lrstream.storage.per_process import PerProcess
 from lrstream.storage.retry import RetryCounters, RetryPolicy, RetrySchedule
@@ -31,6 +38,7 @@ _MAX_REDIRECT_BODY_BYTES = 64 * 1024
 _MIN_SUBRANGE_BYTES = 256 * 1024
 
 T = TypeVar("T")
+Refusal = Callable[[int, str, str], LrstreamError | None]
 
 
 class _Target(NamedTuple):
@@ -79,6 +87,8 @@ class HttpByteSource:
         size: Size of the file in bytes if known; a reply that says otherwise is refused.
         content_hash: Content hash that the stable URL's replies must carry in `X-Xet-Hash`, if known.
         subranges: Parallel parts of one range read.
+        refusal: Makes the error for a refusal by the stable URL from status, `X-Error-Code` and message;
+            None from it, or None instead of it, for a general one.
     """
 
     def __init__(
@@ -94,6 +104,7 @@ class HttpByteSource:
         size: int | None = None,
         content_hash: str | None = None,
         subranges: int = 1,
+        refusal: Refusal | None = None,
     ) -> None:
         self.path = path
         self._url = url
@@ -105,6 +116,7 @@ class HttpByteSource:
         self._known_size = size
         self._content_hash = content_hash
         self._subranges = subranges
+        self._refusal = refusal
         self._resolution = PerProcess(_Resolution)
 
     def size(self) -> int:
@@ -332,15 +344,11 @@ class HttpByteSource:
         status = response.status
         if status not in (401, 403, 404, 410):
             return
-        code = response.headers.get("X-Error-Code", "")
-        failure = describe_response(response, url) + (f", {code}" if code else "")
-        if status in (404, 410) and code != "RepoNotFound":
-            raise NotFoundError(
-                f"{self.path} does not exist: {failure}.", file_path=self.path, error_code=code
-            )
-        raise AccessError(
-            f"{self.path}: {failure}.",
-            hint="Make a token with access to it available to every worker (hf auth login, or HF_TOKEN).",
-            file_path=self.path,
-            error_code=code,
-        )
+        code, message = response.headers.get("X-Error-Code", ""), server_message(response)
+        if self._refusal is not None and (refusal := self._refusal(status, code, message)) is not None:
+            refusal.fields["file_path"] = self.path
+            raise refusal
+        failure = f"status {status} from {host_of(url)}{f' ({message})' if message else ''}"
+        if status in (404, 410):
+            raise NotFoundError(f"{self.path} does not exist: {failure}.", file_path=self.path)
+        raise AccessError(f"{self.path} may not be read: {failure}.", file_path=self.path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from lrstream.errors import UsageError
@@ -10,7 +11,7 @@ from lrstream.storage.byte_source import ByteSource, TransferCounters
 from lrstream.storage.http_pool import HttpPool
 from lrstream.storage.http_source import HttpByteSource
 from lrstream.storage.hub_client import hub_headers, read_from_hub, resolve_url
-from lrstream.storage.hub_failures import HubPlace
+from lrstream.storage.hub_failures import HubPlace, refusal_error
 from lrstream.storage.location import Location
 from lrstream.storage.relative_path import check_relative_path
 from lrstream.storage.retry import RetryCounters, RetryPolicy
@@ -87,6 +88,7 @@ class HubStoreBase:
             size=size,
             content_hash=content_hash,
             subranges=self._subranges,
+            refusal=partial(refusal_error, place, f"read {name or path_in_repo}"),
         )
 
     def call(self, what: str, call: Callable[[], T], *, place: HubPlace | None = None) -> T:

@@ -26,6 +26,7 @@ __all__ = [
     "PassingFailure",
     "hub_error",
     "passing_failure",
+    "refusal_error",
     "repository_hidden",
     "status_of",
 ]
@@ -44,6 +45,13 @@ PROGRAMMING_ERRORS: tuple[type[Exception], ...] = (
 _HTTP_LIBRARIES = ("requests", "httpx", "httpx2", "httpcore", "httpcore2", "urllib3", "hf_xet")
 _TOKEN_HINT = "Log in with `hf auth login`, or set HF_TOKEN, in the environment of every worker."
 _SHOWN_CHARACTERS = 300
+# Subclasses first: a gated repository is reported as a special kind of one that is not found.
+_CODES: tuple[tuple[str, type[Exception]], ...] = (
+    ("GatedRepo", hub_errors.GatedRepoError),
+    ("RevisionNotFound", hub_errors.RevisionNotFoundError),
+    ("EntryNotFound", hub_errors.EntryNotFoundError),
+    ("RepoNotFound", hub_errors.RepositoryNotFoundError),
+)
 _LOCAL_ERRORS = (
     errno.ENOSPC,
     errno.EDQUOT,
@@ -94,7 +102,9 @@ def passing_failure(error: Exception) -> PassingFailure | None:
         if status not in RETRYABLE_STATUSES:
             return None
         headers = getattr(getattr(error, "response", None), "headers", {})
-        return PassingFailure(f"status {status}{_server_message(error)}", told_wait_s(headers))
+        return PassingFailure(
+            f"status {status}{_in_parentheses(_server_message(error))}", told_wait_s(headers)
+        )
     if not _is_transport_failure(error):
         return None
     return PassingFailure(_text(error))
@@ -114,8 +124,7 @@ def hub_error(error: Exception, place: HubPlace, what: str, *, writing: bool = F
         ``status`` if there was one.
     """
     error = _decisive(error)
-    status = status_of(error)
-    code = str(getattr(getattr(error, "response", None), "headers", {}).get("X-Error-Code") or "")
+    status, code = status_of(error), _code_of(error)
     fields: dict[str, Any] = {"status": status, "error_code": code, "repo_id": place.repo_id}
     if status is None and _is_local(error):
         return storage_error(error, f"{place}: could not {what}: the local cache")
@@ -127,47 +136,69 @@ def hub_error(error: Exception, place: HubPlace, what: str, *, writing: bool = F
         )
     if isinstance(error, hub_errors.LocalTokenNotFoundError):
         return AccessError(f"{place}: no token was found, needed to {what}.", hint=_TOKEN_HINT, **fields)
-    if isinstance(error, hub_errors.GatedRepoError) or code == "GatedRepo":
+    if isinstance(error, hub_errors.HFValidationError):
+        return UsageError(f"{place}: {_text(error)}", **fields)
+    message = _server_message(error)
+    refusal = refusal_error(place, what, status or 0, code, message, writing=writing)
+    if refusal is not None:
+        return refusal
+    shown = f"status {status}{_in_parentheses(message)}" if status is not None else _text(error)
+    return TransferError(f"{place}: could not {what}: {shown}.", **fields)
+
+
+def refusal_error(
+    place: HubPlace, what: str, status: int, code: str, message: str, *, writing: bool = False
+) -> LrstreamError | None:
+    """The error for an answer by which the Hub refuses, None for any other answer.
+
+    Args:
+        place: What the request was about.
+        what: What it was to do.
+        status: HTTP status, 0 if only the code is known.
+        code: Value of `X-Error-Code`, or "".
+        message: What the server says, without secrets.
+        writing: Whether it needed write access.
+    """
+    fields: dict[str, Any] = {"status": status, "error_code": code, "repo_id": place.repo_id}
+    said = _in_parentheses(message)
+    if code == "GatedRepo":
         return AccessError(
-            f"{place} is gated, and access was not granted{_server_message(error)}.",
+            f"{place} is gated, and access was not granted{said}.",
             hint="Ask for access on its page on the Hub, and use a token of the account that has it.",
             **fields,
         )
-    if isinstance(error, hub_errors.RevisionNotFoundError) or code == "RevisionNotFound":
+    if code == "RevisionNotFound":
         return NotFoundError(
             f"{place}: there is no such revision.",
             hint="Give an existing branch, tag or full commit id.",
             **fields,
         )
-    if isinstance(error, hub_errors.EntryNotFoundError) or code == "EntryNotFound":
+    if code == "EntryNotFound":
         return NotFoundError(f"{place}: could not {what}: there is no such file or directory.", **fields)
-    if status in (401, 403) and "credentials" in _server_message(error).lower():
+    if status in (401, 403) and "credentials" in message.lower():
         return AccessError(
-            f"{place}: the Hub does not accept the token of this process{_server_message(error)}.",
+            f"{place}: the Hub does not accept the token of this process{said}.",
             hint="It was revoked or mistyped. " + _TOKEN_HINT,
             **fields,
         )
-    if _is_hidden(error, code):
+    if code == "RepoNotFound":
         return repository_hidden(place, **fields)
     if status == 403 and writing:
         return AccessError(
-            f"{place}: the token of this process cannot write there{_server_message(error)}.",
+            f"{place}: the token of this process cannot write there{said}.",
             hint="Use a token with write access to it (hf auth login, or HF_TOKEN).",
             **fields,
         )
     if status in (401, 403):
         return AccessError(
-            f"{place}: not allowed to {what} (status {status}{_server_message(error)})"
+            f"{place}: not allowed to {what} (status {status}{': ' if message else ''}{message})"
             f"{'' if get_token() else '; no token was found'}.",
             hint=_TOKEN_HINT,
             **fields,
         )
     if status in (404, 410):
-        return NotFoundError(f"{place}: could not {what}: not found{_server_message(error)}.", **fields)
-    if isinstance(error, hub_errors.HFValidationError):
-        return UsageError(f"{place}: {_text(error)}", **fields)
-    shown = f"status {status}{_server_message(error)}" if status is not None else _text(error)
-    return TransferError(f"{place}: could not {what}: {shown}.", **fields)
+        return NotFoundError(f"{place}: could not {what}: not found{said}.", **fields)
+    return None
 
 
 def repository_hidden(place: HubPlace, **fields: Any) -> NotFoundError:
@@ -185,8 +216,15 @@ def repository_hidden(place: HubPlace, **fields: Any) -> NotFoundError:
     )
 
 
-def _is_hidden(error: Exception, code: str) -> bool:
-    return isinstance(error, hub_errors.RepositoryNotFoundError) or code == "RepoNotFound"
+def _code_of(error: Exception) -> str:
+    """`X-Error-Code`, or what it would be, by the class that the client library chose."""
+    code = getattr(getattr(error, "response", None), "headers", {}).get("X-Error-Code")
+    if code:
+        return str(code)
+    for name, kind in _CODES:
+        if isinstance(error, kind):
+            return name
+    return ""
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -227,12 +265,15 @@ def _is_local(error: BaseException) -> bool:
 
 
 def _server_message(error: BaseException) -> str:
-    """What the server says, in parentheses, or nothing."""
+    """What the server says, or nothing."""
     response = getattr(error, "response", None)
     message = getattr(response, "headers", {}).get("X-Error-Message") or getattr(
         error, "server_message", None
     )
-    text = " ".join(redact(str(message or "")).split())[:_SHOWN_CHARACTERS]
+    return " ".join(redact(str(message or "")).split())[:_SHOWN_CHARACTERS]
+
+
+def _in_parentheses(text: str) -> str:
     return f" ({text})" if text else ""
 
 

@@ -35,11 +35,32 @@ def samples_of(
     dataset: StreamingLeRobotDataset, num_workers: int = 0, context: str | None = None
 ) -> Iterator[dict[str, Any]]:
     """One iteration, sample by sample, through a DataLoader."""
-    options: dict[str, Any] = {}
-    if num_workers:
-        options["multiprocessing_context"] = context or "fork"
-    loader: DataLoader[Any] = DataLoader(dataset, batch_size=None, num_workers=num_workers, **options)
-    return iter(loader)
+    if num_workers == 0:
+        return iter(DataLoader(dataset, batch_size=None))
+    # As arrays in one pickle: torch would open a shared memory file for every tensor of every sample.
+    loader: DataLoader[Any] = DataLoader(
+        dataset,
+        batch_size=8,
+        num_workers=num_workers,
+        collate_fn=_as_arrays,
+        multiprocessing_context=context or "fork",
+    )
+    return (_as_tensors(sample) for batch in loader for sample in batch)
+
+
+def _as_arrays(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {key: value.numpy() if isinstance(value, torch.Tensor) else value for key, value in sample.items()}
+        for sample in samples
+    ]
+
+
+def _as_tensors(sample: dict[str, Any]) -> dict[str, Any]:
+    # A scalar array comes out of a pickle as an array, so nothing is mistaken for a plain number.
+    return {
+        key: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        for key, value in sample.items()
+    }
 
 
 def indices(samples: Iterable[dict[str, Any]]) -> list[int]:

@@ -49,6 +49,8 @@ DEFAULT_SAMPLE = 8
 """Episodes compared unless said otherwise."""
 
 _TOLERANCE_S = 1e-4
+# Files of one codec that are tried before its decoder counts as unusable.
+_FILES_TRIED = 3
 # FFmpeg counts in ticks of the file's clock and seconds are rounded; neighbours are a frame apart.
 _SAME_TIME_S = 1e-3
 
@@ -108,8 +110,7 @@ def validate_pictures(
         sample: How many of them, evenly spaced; None for all.
         progress: Told about finished files.
     """
-    decoders, problems = _check_decoders(opened)
-    usable = {report.codec for report in decoders if report.decoder is not None}
+    decoders, usable, problems = _check_decoders(opened)
     chosen = _evenly(positions, sample) if opened.tracks is not None else positions[:0]
     comparison = _Comparison(opened, usable, problems)
     try:
@@ -160,8 +161,9 @@ def compare_pictures(
         tracks = _FreshIndex(layout.store) if result.sidecar is None else ArchiveIndex(result.sidecar)
     with use_index(layout, tracks, result.sidecar, None) as opened:
         report = validate_pictures(opened, positions, sample=sample, progress=progress)
-    told = {(problem.code, problem.source, problem.episode_index) for problem in result.problems}
-    new = [item for item in report.problems if (item.code, item.source, item.episode_index) not in told]
+    # A file that is known to be unusable was looked at in vain here, which is no news.
+    known = {problem.source for problem in result.problems if problem.episode_index is None}
+    new = [item for item in report.problems if item.episode_index is not None or item.source not in known]
     problems = (*result.problems, *new)
     num_errors = sum(problem.severity == "error" for problem in problems)
     return (
@@ -189,10 +191,15 @@ def _evenly(positions: NDArray[np.int64], sample: int | None) -> NDArray[np.int6
     return positions[np.linspace(0, len(positions) - 1, sample).round().astype(np.int64)]
 
 
-def _check_decoders(opened: InspectedDataset) -> tuple[list[DecoderReport], list[Problem]]:
-    """Open a decoder for one configuration of each codec, and decode the first keyframe of its file."""
-    first: dict[tuple[str, str], tuple[str, CodecConfig]] = {}
-    counts: dict[tuple[str, str], int] = {}
+def _check_decoders(opened: InspectedDataset) -> tuple[list[DecoderReport], set[str], list[Problem]]:
+    """Open a decoder for each codec, and decode the first keyframe of a file that needs it.
+
+    Returns:
+        The decoders, the files that they serve, and problems.
+    """
+    configs: dict[tuple[str, str], CodecConfig] = {}
+    paths: dict[tuple[str, str], list[str]] = {}
+    usable: set[str] = set()
     problems: list[Problem] = []
     for path in opened.layout.video_files() if opened.tracks is not None else ():
         try:
@@ -202,43 +209,58 @@ def _check_decoders(opened: InspectedDataset) -> tuple[list[DecoderReport], list
             problems.append(problem_of(error, source=path))
             continue
         key = (config.codec, config.fourcc)
-        first.setdefault(key, (path, config))
-        counts[key] = counts.get(key, 0) + 1
+        configs.setdefault(key, config)
+        paths.setdefault(key, []).append(path)
     reports = []
-    for key, (path, config) in first.items():
+    for key, config in configs.items():
+        pool = DecoderPool(1)
+        name: str | None = None
+        try:
+            with pool.lend(config, is_strict=False) as decoder:
+                name = decoder.context.codec.name
+        except DecodeError as error:
+            # No decoder for the codec at all: said once, and nothing of it can be compared.
+            problems.append(problem_of(error, source=paths[key][0]))
+        finally:
+            pool.close()
+        reports.append(DecoderReport(key[0], key[1], name, len(paths[key])))
+        if name is not None:
+            usable.update(paths[key])
+            problems += _try_decoder(opened, config, paths[key][:_FILES_TRIED])
+    return reports, usable, problems
+
+
+def _try_decoder(opened: InspectedDataset, config: CodecConfig, paths: list[str]) -> list[Problem]:
+    """Decode one keyframe; a decoder that opens may still be unable to (K13), or the file is damaged.
+
+    Returns:
+        Nothing if one of the files could be decoded; else what happened with each.
+    """
+    problems = []
+    for path in paths:
         pool = DecoderPool(1)
         try:
             with pool.lend(config, is_strict=False) as decoder, opened.files.use(path) as file:
-                name: str | None = decoder.context.codec.name
                 samples = file.track.samples
                 at = int(samples.sync_samples[0])
                 start = int(samples.offsets_bytes[at])
                 data = file.source.read(start, start + int(samples.sizes_bytes[at]))
-                pictures = [*decoder.context.decode(av.Packet(data)), *decoder.context.decode(None)]
-                if not pictures:
-                    message = f"The decoder {name} gave no picture for the first keyframe of {path}."
-                    raise DecodeError(message, file_path=path)
+                if [*decoder.context.decode(av.Packet(data)), *decoder.context.decode(None)]:
+                    return []
+            reason = "it gave no picture"
         except LrstreamError as error:
-            problems.append(problem_of(error, source=path))
-            name = None
+            reason = error.message
         except (av.error.FFmpegError, NotImplementedError) as error:
-            # A codec that is there but refuses the bytes is a fault of the file, told with its name.
-            problems.append(
-                Problem(
-                    "decode",
-                    "error",
-                    path,
-                    None,
-                    f"The {config.codec} decoder refused the first keyframe of {path}: {error}.",
-                    "If every file of this codec fails, install the PyAV wheels from PyPI; "
-                    "otherwise the file is damaged.",
-                )
-            )
-            name = None
+            reason = str(error)
         finally:
             pool.close()
-        reports.append(DecoderReport(key[0], key[1], name, counts[key]))
-    return reports, problems
+        message = f"The {config.codec} decoder refused the first keyframe of {path}: {reason}."
+        hint = (
+            "If every file of this codec fails, install the PyAV wheels from PyPI; otherwise the file is "
+            "damaged."
+        )
+        problems.append(Problem("decode", "error", path, None, message, hint))
+    return problems
 
 
 class _Comparison:
@@ -262,12 +284,9 @@ class _Comparison:
                 work.setdefault((columns.path(position), camera), []).append(position)
         for done, ((path, camera), positions) in enumerate(sorted(work.items())):
             progress(done, len(work), "files compared")
-            try:
+            if path in self._usable:
                 with self._opened.files.use(path) as file:
-                    if file.config.codec in self._usable:
-                        self._compare_file(path, camera, positions, file.source)
-            except LrstreamError as error:
-                self._problems.append(problem_of(error, source=path))
+                    self._compare_file(path, camera, positions, file.source)
         progress(len(work), len(work), "files compared")
 
     def close(self) -> None:

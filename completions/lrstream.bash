@@ -18,6 +18,7 @@ _lrstream() {
         "lrstream build --output" | "lrstream build -o") return ;;
         "lrstream build --workers") return ;;
         "lrstream build --lock-timeout") return ;;
+        "lrstream build --base") return ;;
         "lrstream build --cache-dir") return ;;
         "lrstream convert --output" | "lrstream convert -o") return ;;
         "lrstream convert --to") COMPREPLY=($(compgen -W "index npz parquet" -- "$current")); return ;;
@@ -80,7 +81,7 @@ _lrstream() {
         "lrstream")
             COMPREPLY=($(compgen -W "build convert validate publish inspect benchmark --version --show-completion --help -h" -- "$current")) ;;
         "lrstream build")
-            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--repo-id --repo-type --revision --episodes --output -o --workers --lock-timeout --force --push --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
+            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--repo-id --repo-type --revision --episodes --output -o --workers --lock-timeout --force --no-resume --base --push --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
         "lrstream convert")
             [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--output -o --to --dry-run --force --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
         "lrstream validate")

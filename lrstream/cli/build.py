@@ -39,12 +39,16 @@ where training finds it. With --output it is written to a file instead.
 
 The result appears complete or not at all. Other processes that need the same sidecar meanwhile wait
 for it.
+
+A build that was interrupted, in whatever way, is continued by the same command. Files that have not
+changed are taken from an earlier sidecar of the dataset, if the cache or what is published has one.
 """,
     (
         "lrstream build ./demo",
         "lrstream build OWNER/NAME --revision v3.0",
         "lrstream build OWNER/NAME --push",
         "lrstream build ./demo -o demo.npz",
+        "lrstream build ./demo -o new.npz --base demo.npz",
         "lrstream build ./demo --episodes 0-3,7,10- -o some.npz --json",
     ),
 )
@@ -82,7 +86,23 @@ def build(
             show_default=True,
         ),
     ] = 1800.0,
-    force: Annotated[bool, typer.Option("--force", help="Build even if a valid sidecar is there.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Build even if a valid sidecar is there, reading every file.")
+    ] = False,
+    no_resume: Annotated[
+        bool,
+        typer.Option(
+            "--no-resume", help="Begin anew: neither continue an interrupted build nor keep its progress."
+        ),
+    ] = False,
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            "--base",
+            metavar="SIDECAR",
+            help="Take files that have not changed from this sidecar of another revision.",
+        ),
+    ] = None,
     push: Annotated[
         bool, typer.Option("--push", help="Publish it beside the dataset afterwards (see publish).")
     ] = False,
@@ -112,6 +132,8 @@ def build(
             output=output,
             workers=workers,
             force=force,
+            resume=not no_resume,
+            base=base,
             lock_timeout_s=lock_timeout,
             progress=progress,
         )
@@ -131,6 +153,8 @@ def build(
             ]
             if result.origin == "built":
                 facts.append(("read", f"{megabytes(result.bytes_read)} in {count(result.requests)} requests"))
+                if result.reused:
+                    facts.append(("unchanged", f"{count(result.reused)} files, not read again"))
             if pushed is not None:
                 facts.append(("published", f"{pushed.report.path} ({ACTIONS[pushed.report.action]})"))
             screen.facts([*facts, ("time", f"{result.elapsed_s:.2f} s")])

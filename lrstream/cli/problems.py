@@ -74,7 +74,9 @@ class Failure:
         """What to tell about an exception that ended a command."""
         if isinstance(error, KeyboardInterrupt):
             message = "Interrupted; what was complete before is kept, unfinished files are not."
-            return cls(EXIT_INTERRUPTED, [CliProblem("interrupted", message)])
+            # What can be continued says how (`lrstream.sidecar.resumable.BuildInterrupt`).
+            hint = getattr(error, "hint", None)
+            return cls(EXIT_INTERRUPTED, [CliProblem("interrupted", message, hint=hint)])
         if isinstance(error, LrstreamError):
             return cls(error.exit_code, _problems_of(error))
         if isinstance(error, MemoryError):

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import typer
 
+from lrstream.cli.interrupt import two_step_interrupt
 from lrstream.cli.options import CommonOptions
 from lrstream.cli.output import Answer, give_answer, give_failure
 from lrstream.cli.problems import Failure
@@ -43,7 +44,10 @@ def run_command(command: str, options: CommonOptions, work: Callable[[ProgressLi
 def _exit_code(command: str, options: CommonOptions, work: Callable[[ProgressLine], Answer]) -> int:
     with _surroundings(options):
         try:
-            with ProgressLine(enabled=not options.quiet and not options.as_json) as progress:
+            with (
+                two_step_interrupt(),
+                ProgressLine(enabled=not options.quiet and not options.as_json) as progress,
+            ):
                 answer = work(progress)
             give_answer(command, answer, as_json=options.as_json)
         # The one place where everything ends up: no failure may reach the user as a traceback (CL-4).

@@ -15,16 +15,10 @@ from lrstream.commands.opened import OpenedDataset, open_dataset
 from lrstream.commands.progress import Progress, no_progress
 from lrstream.errors import NotFoundError, UsageError
 from lrstream.layout.layout import resolve_selection
-from lrstream.sidecar.build import (
-    DEFAULT_WORKERS,
-    BuildProgress,
-    BuildReport,
-    build_sidecar,
-    request_identity,
-)
-from lrstream.sidecar.identity import SidecarIdentity
-from lrstream.sidecar.lock import ProcessLock, lock_path
+from lrstream.sidecar.archive import ArchiveReader
+from lrstream.sidecar.build import DEFAULT_WORKERS, BuildProgress, BuildReport
 from lrstream.sidecar.resolve import DEFAULT_LOCK_TIMEOUT_S, Origin, build_locked, resolve_sidecar
+from lrstream.sidecar.resumable import BuildOptions
 from lrstream.storage.location import RepoType
 
 __all__ = ["BuildResult", "build_dataset"]
@@ -43,6 +37,7 @@ class BuildResult:
         episodes: Episodes that were asked for.
         requests: Range requests made to index files; 0 if it was found.
         bytes_read: Bytes fetched by them.
+        reused: Files taken from an interrupted build or an earlier sidecar instead of being read.
         elapsed_s: Duration of the whole command.
     """
 
@@ -54,6 +49,7 @@ class BuildResult:
     episodes: int
     requests: int
     bytes_read: int
+    reused: int
     elapsed_s: float
 
     def to_json(self) -> dict[str, Any]:
@@ -71,6 +67,8 @@ def build_dataset(
     output: Path | None = None,
     workers: int = DEFAULT_WORKERS,
     force: bool = False,
+    resume: bool = True,
+    base: Path | None = None,
     lock_timeout_s: float = DEFAULT_LOCK_TIMEOUT_S,
     progress: Progress = no_progress,
 ) -> BuildResult:
@@ -84,7 +82,9 @@ def build_dataset(
         episodes: Episodes whose files are covered, as `parse_episode_spec` takes them; None for all.
         output: Write the archive there instead of into the cache.
         workers: Files indexed at once.
-        force: Build even if a valid sidecar is there.
+        force: Build even if a valid sidecar is there, and read every file for it.
+        resume: Continue an interrupted build, and keep what is needed to continue this one.
+        base: A sidecar of another state of the dataset, from which unchanged files are taken.
         lock_timeout_s: How long to wait for another process that builds the same sidecar.
         progress: Told about finished files.
 
@@ -96,6 +96,9 @@ def build_dataset(
     started_s = time.monotonic()
     spec = None if episodes is None else parse_episode_spec(episodes)
     _check_output(output, spec)
+    if base is not None:
+        ArchiveReader(base).close()
+    options = BuildOptions(resume=resume, base=base)
     dataset = open_dataset(source, repo_type=repo_type, revision=revision)
     table = dataset.layout.episodes
     positions = _positions(dataset, spec)
@@ -119,10 +122,11 @@ def build_dataset(
             workers=workers,
             lock_timeout_s=lock_timeout_s,
             progress=tell,
+            options=options,
             rebuild=force,
         )
         report, origin, path = found.report, found.origin, found.path
-    elif len(files) == len(all_files):
+    else:
         report = build_locked(
             dataset.store,
             dataset.layout,
@@ -132,19 +136,9 @@ def build_dataset(
             workers=workers,
             lock_timeout_s=lock_timeout_s,
             progress=tell,
+            options=replace(options, reuse=False) if force else options,
+            paths=None if len(files) == len(all_files) else files,
         )
-    else:
-        identity = request_identity(dataset.store, dataset.layout, repo_id=repo_id, revision=revision)
-        with ProcessLock(lock_path(output)) as lock:
-            lock.acquire(lock_timeout_s)
-            report = build_sidecar(
-                dataset.store,
-                dataset.layout,
-                destination=output,
-                workers=workers,
-                identity=_narrowed(identity, files),
-                progress=tell,
-            )
     return BuildResult(
         path=path,
         origin=origin,
@@ -154,6 +148,7 @@ def build_dataset(
         episodes=len(positions),
         requests=report.requests if report is not None else 0,
         bytes_read=report.bytes_read if report is not None else 0,
+        reused=report.num_reused if report is not None else 0,
         elapsed_s=time.monotonic() - started_s,
     )
 
@@ -177,14 +172,3 @@ def _positions(dataset: OpenedDataset, spec: EpisodeSpec | None) -> NDArray[np.i
     if spec is None:
         return resolve_selection(dataset.layout)
     return resolve_selection(dataset.layout, spec.select(dataset.layout.episodes.episode_index.tolist()))
-
-
-def _narrowed(identity: SidecarIdentity, files: set[str]) -> SidecarIdentity:
-    """The identity of an archive that covers only `files`."""
-    return replace(
-        identity,
-        source_files=tuple(source for source in identity.source_files if source.path in files),
-        source_fingerprints={
-            path: value for path, value in identity.source_fingerprints.items() if path in files
-        },
-    )

@@ -260,7 +260,7 @@ class _Build:
                 futures = [pool.submit(self._work) for _ in range(count)]
                 wait(futures, return_when=FIRST_EXCEPTION)
             finally:
-                # Also on Ctrl-C: the threads end after the source they are at.
+                # Also on Ctrl-C: the threads end after the read they are at.
                 self._stop.set()
         for future in futures:
             future.result()
@@ -300,6 +300,8 @@ class _Build:
                 return
             try:
                 self._index(number, source)
+            except _StopBuild:
+                return
             except (InputError, NotFoundError, AccessError, TransferError) as error:
                 if isinstance(error, SourcesChangedError):
                     raise
@@ -314,7 +316,7 @@ class _Build:
         track = self._finished.find(source, fingerprint) if self._finished is not None else None
         reused = track is not None
         if track is None:
-            track = index_source(self._store, source)
+            track = index_source(self._store, source, before_read=self._check_stop)
             if self._finished is not None:
                 self._finished.keep(track, fingerprint)
         if source.size is not None and track.file_size != source.size:
@@ -327,6 +329,10 @@ class _Build:
         with self._lock:
             self.num_samples += track.samples.num_samples
             self.num_reused += reused
+
+    def _check_stop(self) -> None:
+        if self._stop.is_set():
+            raise _StopBuild
 
     def _fail(self, path: str, error: LrstreamError) -> None:
         with self._lock:
@@ -358,10 +364,28 @@ class _Build:
 _WRITING_HINT = "Stop whatever writes the dataset, then build again."
 
 
-def index_source(store: DatasetStore, source: SourceFile) -> TrackIndex:
-    """Index one source through range reads of its `moov` (MP-4)."""
+class _StopBuild(Exception):
+    """Another thread has ended the build; raised between two reads of a source."""
+
+
+def index_source(
+    store: DatasetStore, source: SourceFile, *, before_read: Callable[[], None] | None = None
+) -> TrackIndex:
+    """Index one source through range reads of its `moov` (MP-4).
+
+    Args:
+        store: Where it is.
+        source: The source.
+        before_read: Called before each read; may raise to stop.
+    """
     with contextlib.closing(store.open(source.path, source.size)) as opened:
-        return drive(probe_track(source.path), lambda start, stop: RangeReply(*opened.read_upto(start, stop)))
+
+        def read(start: int, stop: int) -> RangeReply:
+            if before_read is not None:
+                before_read()
+            return RangeReply(*opened.read_upto(start, stop))
+
+        return drive(probe_track(source.path), read)
 
 
 def _require_unchanged(store: DatasetStore, identity: SidecarIdentity) -> None:

@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,17 @@ class SidecarIdentity:
         """
         files = tuple(SourceFile(source.path, sizes[source.path]) for source in self.source_files)
         return replace(self, source_files=files)
+
+    def narrowed(self, paths: Collection[str]) -> SidecarIdentity:
+        """The identity of an archive that covers only some of the source files."""
+        wanted = set(paths)
+        return replace(
+            self,
+            source_files=tuple(source for source in self.source_files if source.path in wanted),
+            source_fingerprints={
+                path: value for path, value in self.source_fingerprints.items() if path in wanted
+            },
+        )
 
     def matches(self, request: SidecarIdentity) -> bool:
         """Whether a sidecar with this identity answers `request`."""

@@ -11,8 +11,8 @@ so that no selection can put a partial one in its place.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal, Protocol, TypeVar, cast
 
@@ -24,14 +24,14 @@ from lrstream.sidecar.build import (
     DEFAULT_WORKERS,
     BuildProgress,
     BuildReport,
-    FinishedSources,
     SourcesChangedError,
-    build_sidecar,
     request_identity,
 )
 from lrstream.sidecar.identity import SidecarIdentity, cache_path
 from lrstream.sidecar.install import PendingFile, reclaim_leftovers, storage_errors
 from lrstream.sidecar.lock import ProcessLock, lock_path
+from lrstream.sidecar.resumable import BuildOptions, build_resumable
+from lrstream.sidecar.reuse import SidecarRecords
 from lrstream.storage.home import lerobot_home
 from lrstream.storage.store import DatasetStore
 
@@ -109,7 +109,7 @@ def resolve_sidecar(
     lock_timeout_s: float = DEFAULT_LOCK_TIMEOUT_S,
     progress: Callable[[BuildProgress], None] | None = None,
     published: PublishedLookup | None = None,
-    finished: FinishedSources | None = None,
+    options: BuildOptions | None = None,
     home: Path | None = None,
     rebuild: bool = False,
 ) -> ResolvedSidecar:
@@ -126,9 +126,9 @@ def resolve_sidecar(
         lock_timeout_s: How long to wait for another process that builds the same sidecar.
         progress: Called while building.
         published: How to look for a published sidecar; as the storage has it when None.
-        finished: Records of earlier builds.
+        options: What a build may use of earlier ones.
         home: LeRobot's home directory; from the environment when None.
-        rebuild: Build even if a valid one exists.
+        rebuild: Build even if a valid one exists, and read every source for it.
 
     Raises:
         SidecarLockTimeoutError: Another process held the lock all the time.
@@ -154,7 +154,10 @@ def resolve_sidecar(
                 found = resolver.fetch(published)
             if found is not None:
                 return found
-            report = _build(store, layout, resolver.path, identity, workers, progress, finished, lock)
+            chosen = options or BuildOptions()
+            if rebuild:
+                chosen = replace(chosen, reuse=False)
+            report = _build(store, layout, resolver.path, identity, workers, progress, chosen, lock, home)
         resolver.prepare_index()
         return ResolvedSidecar(resolver.path, "built", report.identity, True, report)
 
@@ -171,18 +174,28 @@ def build_locked(
     workers: int = DEFAULT_WORKERS,
     lock_timeout_s: float = DEFAULT_LOCK_TIMEOUT_S,
     progress: Callable[[BuildProgress], None] | None = None,
-    finished: FinishedSources | None = None,
+    options: BuildOptions | None = None,
+    paths: Collection[str] | None = None,
+    home: Path | None = None,
 ) -> BuildReport:
     """Build a sidecar at a path of the user's choice, under that path's lock.
 
-    Args and errors as `resolve_sidecar`.
+    Args:
+        paths: The sources to cover; all of the dataset when None.
+
+    Other args and errors as `resolve_sidecar`.
     """
+    home = home or lerobot_home()
 
     def attempt() -> BuildReport:
         identity = request_identity(store, layout, repo_id=repo_id, revision=revision)
+        if paths is not None:
+            identity = identity.narrowed(paths)
         with ProcessLock(lock_path(destination)) as lock:
             lock.acquire(lock_timeout_s)
-            return _build(store, layout, destination, identity, workers, progress, finished, lock)
+            return _build(
+                store, layout, destination, identity, workers, progress, options or BuildOptions(), lock, home
+            )
 
     return _twice_if_sources_change(attempt)
 
@@ -283,8 +296,9 @@ def _build(
     identity: SidecarIdentity,
     workers: int,
     progress: Callable[[BuildProgress], None] | None,
-    finished: FinishedSources | None,
+    options: BuildOptions,
     lock: ProcessLock,
+    home: Path,
 ) -> BuildReport:
     """Build under a held lock, whose note tells waiting processes how far it is."""
 
@@ -293,14 +307,22 @@ def _build(
         if progress is not None:
             progress(state)
 
-    return build_sidecar(
+    def earlier() -> Iterator[SidecarRecords]:
+        if store.location.kind in ("hub", "bucket"):
+            from lrstream.sidecar.reuse_published import earlier_published
+
+            yield from earlier_published(cast("HubStore | BucketStore", store), identity, destination)
+
+    return build_resumable(
         store,
         layout,
         destination=destination,
-        workers=workers,
         identity=identity,
+        workers=workers,
+        home=home,
         progress=report,
-        finished=finished,
+        options=options,
+        published=earlier,
     )
 
 

@@ -228,7 +228,7 @@ def test_a_video_replaced_during_the_build_is_noticed(demo_dataset: WrittenDatas
     replaced.clear()
     store.opened.clear()
     build_locked(store, layout, destination=tmp_path / "out" / "x.npz", workers=1)
-    assert len(store.opened) == 2 * len(files)
+    assert sorted(store.opened) == sorted([*files, files[0]])  # the second attempt reads what has changed
     assert_like_ffmpeg(tmp_path / "out" / "x.npz", root)
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from lrstream.commands.inspect_figures import Bin, Distribution, finding, histogram
 from lrstream.commands.inspect_reservation import Reservation, reservation_of
 from lrstream.commands.inspect_source import InspectedDataset
-from lrstream.errors import ByteBudgetError
+from lrstream.errors import ByteBudgetError, UsageError
 from lrstream.sidecar.problems import Problem
 from lrstream.streaming.budget import oversized_episode_error
 from lrstream.streaming.planning import (
@@ -43,6 +43,10 @@ class BudgetSettings:
     strategy: SamplingStrategy = "remaining"
     seed: int = DEFAULT_SEED
     epoch: int = 0
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.byte_budget_gb) or self.byte_budget_gb <= 0:
+            raise UsageError(f"byte_budget_gb is {self.byte_budget_gb}, expected more than 0.")
 
     @property
     def byte_budget_bytes(self) -> int:

@@ -55,7 +55,8 @@ class CacheEntry:
         kind: ``sidecar``, ``index`` (one generation of a mapped index), ``unfinished`` (the file of a
             build under way, or left by one that was killed), or ``other``.
         size_bytes: Its size.
-        last_used: Last read or write that the file system noted, seconds since the epoch.
+        last_used: Last read or write that the file system noted, seconds since the epoch; of a sidecar,
+            those of its indexes, through which it is used.
         state: ``current``, ``superseded``, ``orphan``, ``damaged``, ``abandoned``, ``in progress`` or
             ``foreign``.
         reason: Why it is in this state.
@@ -136,7 +137,8 @@ def inspect_cache(*, idle_s: float = DEFAULT_IDLE_S, home: Path | None = None) -
     home = home or lerobot_home()
     now = time.time()
     linked = [home / name for name in CACHE_DIRECTORIES if (home / name).is_symlink()]
-    found = [*_sidecars(home, now, idle_s), *_indexes(home, now, idle_s)]
+    indexes = _indexes(home, now, idle_s)
+    found = [*_sidecars(home, now, idle_s, indexes), *indexes]
     for name in CACHE_DIRECTORIES:
         found += _unfinished(home / name)
     entries = [
@@ -247,7 +249,12 @@ def _files(top: Path) -> Iterator[Path]:
             yield Path(directory) / name
 
 
-def _sidecars(home: Path, now: float, idle_s: float) -> list[CacheEntry]:
+def _sidecars(home: Path, now: float, idle_s: float, indexes: list[CacheEntry]) -> list[CacheEntry]:
+    # A sidecar is used through its index. Its own time of access says little: looking at it here is one.
+    used: dict[Path, float] = {}
+    for index in indexes:
+        if index.archive is not None:
+            used[index.archive] = max(used.get(index.archive, 0.0), index.last_used)
     entries: list[CacheEntry] = []
     newest: dict[tuple[str, str, str], float] = {}
     read: list[tuple[Path, SidecarIdentity | str]] = []
@@ -264,17 +271,22 @@ def _sidecars(home: Path, now: float, idle_s: float) -> list[CacheEntry]:
         if isinstance(identity, str):
             entries.append(_entry(path, "sidecar", "damaged", identity, is_removable=True))
             continue
-        entry = _entry(path, "sidecar", "current", "", identity=identity)
-        if path.stat().st_mtime < newest[identity.repo_id, identity.revision, identity.data_root]:
-            entry = _entry(
+        state, reason = "current", ""
+        mtime = path.stat().st_mtime
+        if mtime < newest[identity.repo_id, identity.revision, identity.data_root]:
+            state, reason = "superseded", "a newer sidecar of the same dataset exists"
+        last_used = max(mtime, used.get(Path(os.path.realpath(path)), 0.0))
+        entries.append(
+            _entry(
                 path,
                 "sidecar",
-                "superseded",
-                "a newer sidecar of the same dataset exists",
-                is_removable=now - entry.last_used >= idle_s,
+                state,
+                reason,
+                is_removable=state == "superseded" and now - last_used >= idle_s,
                 identity=identity,
+                last_used=last_used,
             )
-        entries.append(entry)
+        )
     return entries
 
 
@@ -337,13 +349,14 @@ def _entry(
     is_removable: bool = False,
     identity: SidecarIdentity | None = None,
     archive: Path | None = None,
+    last_used: float | None = None,
 ) -> CacheEntry:
     status = path.lstat()
     return CacheEntry(
         path=path,
         kind=kind,
         size_bytes=status.st_size,
-        last_used=max(status.st_atime, status.st_mtime),
+        last_used=max(status.st_atime, status.st_mtime) if last_used is None else last_used,
         state=state,
         reason=reason,
         is_removable=is_removable,

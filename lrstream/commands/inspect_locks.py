@@ -130,7 +130,7 @@ def inspect_locks(path: Path | None = None, *, break_stale: bool = False) -> Loc
 
 
 def _find(root: Path, *, everything: bool) -> Iterator[Path]:
-    if root.is_dir():
+    if root.is_dir() or not everything:
         tops = [root] if everything else [root / name for name in CACHE_DIRECTORIES]
         for top in tops:
             # A lock that is called just ".lock" guards its directory.

@@ -21,10 +21,12 @@ __all__ = [
     "DEFAULT_BYTE_BUDGET_GB",
     "DEFAULT_POOL_SIZE",
     "DEFAULT_SEED",
+    "Frames",
     "PlanSettings",
     "StreamPlan",
     "plan_stream",
     "plan_streams",
+    "stream_share",
 ]
 
 DEFAULT_SEED = 42
@@ -135,6 +137,33 @@ def plan_stream(
         UsageError: A rank has no episode (a full epoch only), or an argument is out of range.
         ByteBudgetError: An episode of this worker is larger than the worker's budget.
     """
+    positions, num_owned = stream_share(lengths, settings, rank=rank, worker=worker, frames=frames)
+    return _plan_share(positions, num_owned, lengths, settings, rank, worker, sizes, frames, episode_index)
+
+
+def stream_share(
+    lengths: npt.ArrayLike,
+    settings: PlanSettings,
+    *,
+    rank: int,
+    worker: int,
+    frames: Frames | None = None,
+) -> tuple[npt.NDArray[np.int64], int]:
+    """The episodes that one worker plans, before anything is known of their sizes.
+
+    Args:
+        lengths: int[n], frames of each selected episode.
+        settings: Ranks and workers.
+        rank: In [0, settings.world_size).
+        worker: In [0, max(1, settings.num_workers)).
+        frames: As in `plan_stream`.
+
+    Returns:
+        Its positions in the selection, int64, ascending, and how many episodes its rank owns.
+
+    Raises:
+        UsageError: A rank has no episode (a full epoch only), or an argument is out of range.
+    """
     if not 0 <= rank < settings.world_size or not 0 <= worker < settings.num_parts:
         raise UsageError(
             f"Rank {rank}, worker {worker} is outside of {settings.world_size} ranks with "
@@ -148,9 +177,7 @@ def plan_stream(
         left = np.flatnonzero(weights)
         share = left[partition_episodes(weights[left], settings.world_size)[rank]]
     parts = partition_episodes(weights[share], settings.num_parts)
-    return _plan_share(
-        share[parts[worker]], len(share), lengths, settings, rank, worker, sizes, frames, episode_index
-    )
+    return share[parts[worker]], len(share)
 
 
 def plan_streams(

@@ -78,8 +78,8 @@ class LoaderSettings:
         """Byte budget of the rank; one GB of the option is 2**30 bytes."""
         return max(1, int(self.byte_budget_gb * _GIB))
 
-    def plan_settings(self, *, epoch: int, num_workers: int) -> PlanSettings:
-        """What decides the order of an epoch."""
+    def plan_settings(self, *, epoch: int, num_workers: int, stage: int = 0) -> PlanSettings:
+        """What decides the order of an epoch, or of a later stage of one (LD-15)."""
         return PlanSettings(
             seed=self.seed,
             epoch=epoch,
@@ -88,6 +88,7 @@ class LoaderSettings:
             strategy=self.sampling_strategy,
             episode_pool_size=self.episode_pool_size,
             byte_budget_bytes=self.byte_budget_bytes,
+            stage=stage,
         )
 
     def num_decoders(self, *, pool_size: int, num_cameras: int, num_streams: int) -> int:

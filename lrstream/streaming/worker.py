@@ -17,9 +17,8 @@ from lrstream.storage.store import DatasetStore
 from lrstream.streaming.decode import DecoderPool
 from lrstream.streaming.fetch import EpisodeLoader
 from lrstream.streaming.metrics import LoaderMetrics
-from lrstream.streaming.partition import rank_share, worker_share
 from lrstream.streaming.pipeline import EpochPipeline, PipelineOptions
-from lrstream.streaming.planning import plan_stream
+from lrstream.streaming.planning import Frames, plan_stream, stream_share
 from lrstream.streaming.samples import SampleBuilder
 from lrstream.streaming.settings import LoaderSettings
 from lrstream.streaming.sources import TrackSource
@@ -79,6 +78,9 @@ class ProcessReader:
         epoch: int,
         worker: int,
         num_workers: int,
+        skip_anchors: int = 0,
+        stage: int = 0,
+        frames: Frames | None = None,
     ) -> EpochPipeline | None:
         """A pipeline for one worker's share of an epoch; None where it owns no episode.
 
@@ -92,23 +94,26 @@ class ProcessReader:
             epoch: Epoch number.
             worker: This worker, 0 without workers.
             num_workers: Workers of the rank, 0 = the training process.
+            skip_anchors: Anchors of the worker that were delivered before.
+            stage: How often this epoch was planned anew for other numbers (LD-15).
+            frames: Anchors of each selected episode in this stage; None = all.
         """
-        rank, world_size = settings.rank, settings.world_size
-        share = worker_share(lengths, rank, world_size, worker, num_workers)
+        rank = settings.rank
+        plan_settings = settings.plan_settings(epoch=epoch, num_workers=num_workers, stage=stage)
+        share, num_owned = stream_share(lengths, plan_settings, rank=rank, worker=worker, frames=frames)
         if len(share) == 0:
-            num_owned = len(rank_share(lengths, rank, world_size))
-            warnings.warn(
-                f"Worker {worker} of rank {rank} has no data: the rank has {num_owned} episodes for "
-                f"{num_workers} workers. Use num_workers={num_owned} or fewer.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            if frames is None:  # of the rest of an epoch a worker may well have nothing
+                warnings.warn(
+                    f"Worker {worker} of rank {rank} has no data: the rank has {num_owned} episodes for "
+                    f"{num_workers} workers. Use num_workers={num_owned} or fewer.",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
             return None
         sizes = np.zeros(len(lengths), dtype=np.int64)
         sizes[share] = loader.sizes(positions[share])
-        plan_settings = settings.plan_settings(epoch=epoch, num_workers=num_workers)
         stream = plan_stream(
-            lengths, plan_settings, rank=rank, worker=worker, sizes=sizes, episode_index=names
+            lengths, plan_settings, rank=rank, worker=worker, sizes=sizes, frames=frames, episode_index=names
         )
         pool_size = plan_settings.pool_size_of(stream.num_streams)
         capacity = settings.num_decoders(
@@ -130,6 +135,7 @@ class ProcessReader:
                 transform_in_threads=num_workers > 0,
             ),
             metrics=self.metrics,
+            skip_anchors=skip_anchors,
         )
         self._pipelines.add(pipeline)
         return pipeline

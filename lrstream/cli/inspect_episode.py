@@ -120,8 +120,7 @@ def _show(screen: Screen, report: object) -> None:
         ("rows", f"index [{rows.first_index}, {rows.stop_index}) in {rows.file}"),
         (
             "read",
-            f"{len(rows.row_groups)} of {rows.num_row_groups} row groups, "
-            f"{rows.read_bytes / 1024:,.1f} KiB",
+            f"{len(rows.row_groups)} of {rows.num_row_groups} row groups, {rows.read_bytes / 1024:,.1f} KiB",
         ),
         ("video", f"{megabytes(report.mini_mp4_bytes)} in {count(report.video_requests)} requests"),
     ]

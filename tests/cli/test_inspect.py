@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from lrstream.demo import DemoCamera, DemoSpec, WrittenDataset, write_dataset
 from tests.cli.program import Program, run_process
+from tests.support.shared import PROJECT
 
 FRONT = "observation.images.front"
 
@@ -189,3 +191,30 @@ def test_the_report_of_a_budget_is_complete(standard_dataset: WrittenDataset, lr
     text = lrstream("inspect", "budget", standard_dataset.root, "--pool", "2").out
     assert "####" in text
     assert "Keep byte_budget_gb" in text
+
+
+def test_every_code_of_a_report_is_documented() -> None:
+    text = (PROJECT / "docs/reference/problem-codes.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^\| `([\w-]+)` \|", text, re.MULTILINE))
+    used: set[str] = set()
+    for path in (PROJECT / "lrstream/commands").glob("inspect_*.py"):
+        source = path.read_text(encoding="utf-8")
+        used.update(re.findall(r"(?:finding|_told)\(\s*\"([\w-]+)\"", source))
+    assert used
+    # Codes of error classes and of `validate` are in the other table.
+    assert documented - {"byte-budget", "pixels-differ"} == used
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed (pip install '.[docs]')")
+    build = ["mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(
+        [sys.executable, "-m", *build],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=PROJECT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "site" / "how-to" / "fit-a-byte-budget.html").exists()

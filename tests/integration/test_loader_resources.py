@@ -15,6 +15,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from lrstream.demo import DemoCamera, DemoSpec, WrittenDataset, write_dataset
+from lrstream.streaming.dataset import StreamingLeRobotDataset
 from tests.support.loader import indices, loader_threads, open_loader, samples_of, wait_for_no_threads
 from tests.support.shared import PROJECT
 
@@ -213,3 +214,12 @@ def test_leaving_a_data_loader_early_leaves_nothing(
     dataset.close()
     wait_for_no_threads()
     assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_storage_options_reach_the_workers(tiny_dataset: WrittenDataset, num_workers: int) -> None:
+    """A local directory behind fsspec's own wrapper, which needs its options in every process (LD-11)."""
+    root = f"dir://{tiny_dataset.root}"
+    with StreamingLeRobotDataset(root, storage_options={"path": "/", "target_protocol": "file"}) as dataset:
+        found = indices(samples_of(dataset, num_workers))
+    assert sorted(found) == list(range(tiny_dataset.num_frames))

@@ -366,7 +366,9 @@ def test_the_container_colour_reaches_the_decoder() -> None:
     assert not np.array_equal(picture, plain[0])
     container: Any
     with av.open(io.BytesIO(media.clip_bytes(CLIPS["h264 no reordering"]))) as container:
-        first = next(container.decode(video=0))
-        first.colorspace, first.color_range = 1, 2
-        expected = first.to_ndarray(format="rgb24").transpose(2, 0, 1)
+        stream = container.streams.video[0]
+        context = stream.codec_context  # what a demuxer that has read `colr` fills in
+        context.color_primaries = context.color_trc = context.colorspace = 1
+        context.color_range = 2
+        expected = next(container.decode(stream)).to_ndarray(format="rgb24").transpose(2, 0, 1)
     np.testing.assert_array_equal(picture, expected)

@@ -165,7 +165,11 @@ class StreamingLeRobotDataset(IterableDataset[Sample]):
         )
         self.repo_id = os.fspath(repo_id)
         self.meta = DatasetMeta(
-            self._layout, repo_id=self.repo_id, revision=revision, depth_unit=depth_output_unit
+            self._layout,
+            repo_id=self.repo_id,
+            # On the Hub also the one that was chosen where none was asked for.
+            revision=self._store.location.revision,
+            depth_unit=depth_output_unit,
         )
         self.episodes: list[int] = table.episode_index[self._positions].tolist()
         # The path alone: the record of a large dataset's sidecar would be sent to every worker.

@@ -32,7 +32,7 @@ from lrstream.sidecar.identity import SidecarIdentity
 from lrstream.sidecar.members import MAX_SAMPLES
 from lrstream.timebase import presentation_times_s
 
-__all__ = ["FORMAT_VERSION", "SCHEMA", "identity_checksum", "track_from_row", "track_to_row"]
+__all__ = ["FORMAT_VERSION", "SCHEMA", "identity_checksum", "row_checksum", "track_from_row", "track_to_row"]
 
 # A new number gives a new directory beside the old one (SC-9), and readers refuse other numbers.
 FORMAT_VERSION = 1
@@ -116,7 +116,7 @@ def track_to_row(track: TrackIndex, fingerprint: str | None) -> dict[str, Any]:
     row["pts_derived"] = offset_s is not None
     row["pts_offset_s"] = 0.0 if offset_s is None else offset_s
     row["pts_data"] = b"" if offset_s is not None else samples.pts_s.astype("<f8").tobytes()
-    row["checksum"] = _checksum(row)
+    row["checksum"] = row_checksum(row)
     return row
 
 
@@ -129,7 +129,7 @@ def track_from_row(row: dict[str, Any]) -> TrackIndex:
     Raises:
         SidecarError: The row contradicts itself.
     """
-    if row["checksum"] != _checksum(row):
+    if row["checksum"] != row_checksum(row):
         raise SidecarError(f"The mapped index's record of {row['path']} does not match its checksum.")
     count, num_sync = row["num_samples"], row["num_sync"]
     if not 1 <= num_sync <= count <= MAX_SAMPLES:
@@ -169,7 +169,7 @@ def identity_checksum(identity: SidecarIdentity) -> str:
     return f"{zlib.crc32(_text(parts)):08x}"
 
 
-def _checksum(row: dict[str, Any]) -> int:
+def row_checksum(row: dict[str, Any]) -> int:
     """CRC-32 of a row's cells in the order of the schema, numbers and texts first."""
     names = [name for name in SCHEMA.names if name != "checksum"]
     data = [name for name in names if name.endswith("_data") or name in ("ftyp", "stsd_body")]

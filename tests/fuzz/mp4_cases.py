@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import random
 from collections.abc import Callable
 
@@ -16,7 +17,7 @@ from lrstream.mp4.track import TrackIndex
 from tests.fuzz.limits import Outcome, measured
 from tests.fuzz.mp4_mutations import mutate
 from tests.media.clips import CLIPS, FRAGMENTED, LAYOUTS
-from tests.support.media import Clip, Node, clip_bytes, decode, demux, edit, index, set_edits
+from tests.support.media import Clip, Node, clip_bytes, demux, edit, index, set_edits
 
 __all__ = ["prepare", "run_mp4_case"]
 
@@ -73,19 +74,26 @@ def run_mp4_case(number: int, seed: int, *, av1: bool) -> Outcome:
     span, content = mini
     try:
         packets = demux(content)
-        pictures = decode(content)
+        pictures = _count_pictures(content)
     except av.error.FFmpegError:
         assert not _is_intact(track, span, damaged, original, data), "FFmpeg refuses intact pictures"
         return Outcome(mutation, "decoder refused", cpu_s, peak, len(damaged))
     sizes = track.samples.sizes_bytes[span.first_sample : span.stop_sample]
     assert packets.sizes == sizes[sizes > 0].tolist(), "the mini-MP4 holds other samples than the index"
     if _is_intact(track, span, damaged, original, data):
-        assert pictures, "intact pictures, but none is decoded"
+        assert pictures > 0, "intact pictures, but none is decoded"
     return Outcome(mutation, "decoded", cpu_s, peak, len(damaged))
 
 
 def _index(data: bytes) -> TrackIndex:
     return drive(probe_track("fuzz.mp4"), lambda start, stop: RangeReply(data[start:stop], len(data)))
+
+
+def _count_pictures(content: bytes) -> int:
+    with av.open(io.BytesIO(content)) as container:
+        stream = container.streams.video[0]
+        stream.thread_type = "NONE"
+        return sum(1 for _ in container.decode(stream))
 
 
 def _mini(rng: random.Random, track: TrackIndex, data: bytes) -> tuple[Span, bytes]:

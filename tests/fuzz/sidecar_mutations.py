@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from lrstream.index.format import row_checksum
+
 __all__ = ["ARCHIVE_MUTATIONS", "INDEX_MUTATIONS", "RAW_MUTATIONS"]
 
 _NUMBERS = (
@@ -260,6 +262,9 @@ def edit_column(rng: random.Random, data: bytes) -> bytes:
     for _ in range(rng.choice((1, 1, 2, 5))):
         row, name = rng.choice(rows), rng.choice(schema.names)
         row[name] = _other_cell(rng, schema.field(name).type, row[name])
+        if rng.random() < 0.7:
+            # As if it had been made so: then the checks behind the checksum have to notice.
+            row["checksum"] = row_checksum(row)
     return _written(pa.Table.from_pylist(rows, schema=schema))
 
 

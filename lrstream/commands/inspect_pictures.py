@@ -60,9 +60,7 @@ def write_contact_sheet(
     finally:
         pool.close()
         loader.close()
-    sheet = Image.new(
-        "RGB", (max(b.width for b in blocks), sum(b.height for b in blocks)), _BACKGROUND
-    )
+    sheet = Image.new("RGB", (max(b.width for b in blocks), sum(b.height for b in blocks)), _BACKGROUND)
     top = 0
     for block in blocks:
         sheet.paste(block, (0, top))

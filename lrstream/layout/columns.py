@@ -138,9 +138,7 @@ def _storage(array: pa.Array) -> pa.Array:
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    )
+    return bool(pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
 def _row_length(array: pa.Array, feature: Feature, where: str) -> int:

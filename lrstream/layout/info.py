@@ -211,9 +211,7 @@ def _count(raw: Mapping[str, Any], name: str, where: str) -> int | None:
     return value
 
 
-def _template(
-    raw: Mapping[str, Any], name: str, fields: tuple[str, ...], where: str
-) -> PathTemplate | None:
+def _template(raw: Mapping[str, Any], name: str, fields: tuple[str, ...], where: str) -> PathTemplate | None:
     value = raw.get(name)
     if value is None:
         return None
@@ -302,13 +300,9 @@ def _depth(info: Mapping[str, Any], here: str) -> DepthParameters:
         unit=unit,
     )
     if depth.min_m >= depth.max_m:
-        raise DatasetFormatError(
-            f"{here}: depth_min {depth.min_m} m is not below depth_max {depth.max_m} m."
-        )
+        raise DatasetFormatError(f"{here}: depth_min {depth.min_m} m is not below depth_max {depth.max_m} m.")
     if depth.use_log and depth.min_m + depth.shift_m <= 0:
-        raise DatasetFormatError(
-            f"{here}: depth_min {depth.min_m} + shift {depth.shift_m} must be positive."
-        )
+        raise DatasetFormatError(f"{here}: depth_min {depth.min_m} + shift {depth.shift_m} must be positive.")
     return depth
 
 

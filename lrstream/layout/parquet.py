@@ -140,9 +140,7 @@ class ParquetSource:
         else:
             file.hold(0, self._content)
         try:
-            parquet = pq.ParquetFile(
-                pa.PythonFile(file, mode="r"), metadata=self.metadata, pre_buffer=False
-            )
+            parquet = pq.ParquetFile(pa.PythonFile(file, mode="r"), metadata=self.metadata, pre_buffer=False)
             table = parquet.read_row_groups(groups, columns=list(columns), use_threads=False)
         except _ARROW_ERRORS as error:
             if file.failure is not None:

@@ -209,9 +209,7 @@ def _features_to_read(layout: DatasetLayout, columns: Iterable[str] | None) -> t
     wanted = {*columns, *ROW_KEYS}
     unknown = sorted(wanted - stored.keys())
     if unknown:
-        raise UsageError(
-            f"{', '.join(unknown)} cannot be read from tables, which have {', '.join(stored)}."
-        )
+        raise UsageError(f"{', '.join(unknown)} cannot be read from tables, which have {', '.join(stored)}.")
     return tuple(feature for key, feature in stored.items() if key in wanted)
 
 

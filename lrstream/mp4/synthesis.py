@@ -229,7 +229,7 @@ _UNDETERMINED = 0x55C4  # language "und", five bits a letter
 
 
 def _is_usable_ftyp(box: bytes) -> bool:
-    """Whether a source's `ftyp` can be taken over: readers stumble over brands that are cut short or no text."""
+    """Whether a source's `ftyp` can be taken over: readers stumble over brands cut short or not text."""
     brands = box[8:12] + box[16:]
     is_whole = len(box) >= 16 and len(box) % 4 == 0
     return is_whole and brands.isascii() and box[:8] == struct.pack(">I4s", len(box), b"ftyp")

@@ -247,6 +247,5 @@ class LocalStore:
         return f"LocalStore({self._root!r})"
 
 
-
 def _info(status: os.stat_result) -> FileInfo:
     return FileInfo(status.st_size, f"{status.st_mtime_ns}:{status.st_ctime_ns}")

@@ -67,8 +67,9 @@ def test_there_and_back_is_without_loss(sidecar: Path, tmp_path: Path, lrstream:
         assert array.dtype == after[name].dtype
         np.testing.assert_array_equal(array, after[name], strict=True)
     assert len(before) == len(ARRAYS) * first["num_sources"]
-    assert sum(before[f"{number}/sample_pts"].size for number in range(first["num_sources"])) == (
-        first["num_frames"]
+    assert (
+        sum(before[f"{number}/sample_pts"].size for number in range(first["num_sources"]))
+        == (first["num_frames"])
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import huggingface_hub
@@ -61,7 +60,7 @@ def hub(
     inner: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[LoopbackHub]:
+) -> LoopbackHub:
     """A Hub with a private bucket that holds the tiny dataset, and a neighbour with a similar name."""
     folder = tmp_path / "bucket"
     shutil.copytree(tiny_dataset.root, folder / inner)

@@ -186,9 +186,7 @@ def test_images_that_are_not_there(tmp_path: Path, kind: pa.DataType, value: Any
 def test_strings_and_language(tmp_path: Path) -> None:
     dataset = TableDataset((2, 3))
     dataset.add_rows("note", grid("string", 1), ["a", "b", "c", None, "é"], pa.string())
-    row_type = pa.struct(
-        {"role": pa.string(), "content": pa.string(), "tool_calls": pa.list_(pa.string())}
-    )
+    row_type = pa.struct({"role": pa.string(), "content": pa.string(), "tool_calls": pa.list_(pa.string())})
     call = {"function": {"name": "say", "arguments": {"text": "ja"}}}
     events: list[Any] = [
         [],

@@ -128,7 +128,8 @@ def test_refused_forms(source: str, repo_type: RepoType, revision: str | None, m
 
 
 @pytest.mark.parametrize(
-    "source", ["s3://user:SENTINEL@bucket/set", "https://user:SENTINEL@example.org/s", "http://h/s?sig=SENTINEL"]
+    "source",
+    ["s3://user:SENTINEL@bucket/set", "https://user:SENTINEL@example.org/s", "http://h/s?sig=SENTINEL"],
 )
 def test_urls_with_credentials_are_refused_without_showing_them(source: str) -> None:
     with pytest.raises(UsageError) as caught:

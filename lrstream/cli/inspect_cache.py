@@ -31,8 +31,9 @@ TEXTS = Texts(
 Show sidecars, mapped indexes and their generations, unfinished builds, sizes and last use.
 
 With --prune it shows what nobody needs any more, asks, and removes it: files of builds that were killed,
-damaged sidecars, and generations that were superseded or orphaned and not used for --idle-days. Nothing
-else is touched: only files that lrstream made, only inside its own directories, never through a link.
+damaged sidecars, and, if not used for --idle-days, superseded or orphaned generations and journals of
+interrupted builds. Nothing else is touched: only files that lrstream made, only inside its own
+directories, never through a link.
 """,
     (
         "lrstream inspect cache",
@@ -63,7 +64,8 @@ def cache(
     """Parse, look, ask, remove, render."""
 
     def work(progress: ProgressLine) -> Answer:
-        from lrstream.commands.inspect_cache import inspect_cache, prune_cache
+        from lrstream.commands.inspect_cache import inspect_cache
+        from lrstream.commands.inspect_prune import prune_cache
 
         if yes and not prune:
             raise UsageError("--yes answers the question of --prune, which is not given.")

@@ -1,27 +1,27 @@
 """`lrstream inspect cache`: what lies in the local caches, and what of it nobody needs (K26, K34).
 
-Only names that lrstream itself gives are ever removed, only inside its own two directories, never through
-a link, and only what was shown before. Everything here can be made again from the dataset.
+Only what bears a name that lrstream gives counts as removable; `inspect_prune` removes it. Everything here
+can be made again from the dataset.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from lrstream.commands.inspect_figures import finding
 from lrstream.commands.inspect_locks import CACHE_DIRECTORIES
-from lrstream.errors import AccessError, LrstreamError
+from lrstream.errors import LrstreamError
 from lrstream.index.format import FORMAT_VERSION
 from lrstream.index.generation import list_generations
 from lrstream.sidecar.archive import ArchiveReader
 from lrstream.sidecar.identity import SCHEMA_VERSION, SidecarIdentity
 from lrstream.sidecar.install import leftovers
+from lrstream.sidecar.journal import JOURNAL_SUFFIX
 from lrstream.sidecar.lock import inspect_lock, lock_path
 from lrstream.sidecar.problems import Problem
 from lrstream.storage.home import lerobot_home
@@ -31,9 +31,8 @@ __all__ = [
     "CacheEntry",
     "CacheReport",
     "EntryKind",
-    "Pruned",
     "inspect_cache",
-    "prune_cache",
+    "lock_of",
 ]
 
 DEFAULT_IDLE_S = 7 * 86400.0
@@ -43,7 +42,6 @@ EntryKind = Literal["sidecar", "index", "unfinished", "other"]
 
 _SIDECARS, _INDEXES = CACHE_DIRECTORIES
 _FAMILY = f"lrstream-arrow-{FORMAT_VERSION}"
-_BOOKKEEPING = ("current.json", ".lock", ".lock.holder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +50,13 @@ class CacheEntry:
 
     Attributes:
         path: The file; a directory where it is not lrstream's.
-        kind: ``sidecar``, ``index`` (one generation of a mapped index), ``unfinished`` (the file of a
-            build under way, or left by one that was killed), or ``other``.
+        kind: ``sidecar``, ``index`` (one generation of a mapped index), ``unfinished`` (a file or journal
+            of a build under way, or left by one that ended early), or ``other``.
         size_bytes: Its size.
         last_used: Last read or write that the file system noted, seconds since the epoch; of a sidecar,
             those of its indexes, through which it is used.
-        state: ``current``, ``superseded``, ``orphan``, ``damaged``, ``abandoned``, ``in progress`` or
-            ``foreign``.
+        state: ``current``, ``superseded``, ``orphan``, ``damaged``, ``abandoned``, ``resumable``,
+            ``in progress`` or ``foreign``.
         reason: Why it is in this state.
         is_removable: Whether prune removes it.
         repo_id: Dataset of a sidecar.
@@ -112,21 +110,6 @@ class CacheReport:
         return sum(entry.size_bytes for entry in self.removable)
 
 
-@dataclass(frozen=True, slots=True)
-class Pruned:
-    """What prune did.
-
-    Attributes:
-        removed: Files that are gone.
-        freed_bytes: Their bytes.
-        kept: Files that were left after all, with the reason.
-    """
-
-    removed: tuple[Path, ...]
-    freed_bytes: int
-    kept: tuple[tuple[Path, str], ...]
-
-
 def inspect_cache(*, idle_s: float = DEFAULT_IDLE_S, home: Path | None = None) -> CacheReport:
     """Look at the caches; changes nothing.
 
@@ -141,6 +124,7 @@ def inspect_cache(*, idle_s: float = DEFAULT_IDLE_S, home: Path | None = None) -
     found = [*_sidecars(home, now, idle_s, indexes), *indexes]
     for name in CACHE_DIRECTORIES:
         found += _unfinished(home / name)
+    found += _journals(home, now, idle_s)
     entries = [
         entry
         if not any(entry.path.is_relative_to(link) for link in linked)
@@ -169,77 +153,11 @@ def inspect_cache(*, idle_s: float = DEFAULT_IDLE_S, home: Path | None = None) -
     return CacheReport(home, now, tuple(sorted(entries, key=lambda entry: entry.path)), tuple(findings))
 
 
-def prune_cache(
-    report: CacheReport, *, removing: Callable[[CacheEntry], None] | None = None
-) -> Pruned:
-    """Remove what `report` calls removable, unless it has changed or is in use meanwhile.
-
-    Args:
-        report: What the user was shown.
-        removing: Told before each removal.
-
-    Raises:
-        AccessError: A file may not be removed; those before it are gone.
-    """
-    removed: list[Path] = []
-    kept: list[tuple[Path, str]] = []
-    freed_bytes = 0
-    for entry in report.removable:
-        reason = _why_not(entry, report)
-        if reason is not None:
-            kept.append((entry.path, reason))
-            continue
-        if removing is not None:
-            removing(entry)
-        try:
-            entry.path.unlink()
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise AccessError(
-                f"{entry.path} cannot be removed: {error.strerror}.",
-                hint="Run it as the user who owns the cache.",
-                path=str(entry.path),
-            ) from error
-        removed.append(entry.path)
-        freed_bytes += entry.size_bytes
-        if entry.kind == "index":
-            _remove_empty_index(entry.path.parent)
-    return Pruned(tuple(removed), freed_bytes, tuple(kept))
-
-
-def _why_not(entry: CacheEntry, report: CacheReport) -> str | None:
-    """Why an entry that was removable when it was shown must stay after all; None if it may go."""
-    parent = Path(os.path.realpath(entry.path.parent))
-    home = Path(os.path.realpath(report.home))
-    if not any(parent.is_relative_to(home / name) for name in CACHE_DIRECTORIES):
-        return "it lies outside of the caches"
-    try:
-        status = entry.path.lstat()
-    except FileNotFoundError:
-        return "it is gone already"
-    if entry.path.is_symlink():
-        return "it is a link"
-    if status.st_size != entry.size_bytes or max(status.st_mtime, status.st_ctime) > report.now:
-        return "it has changed meanwhile"
-    if entry.kind in ("sidecar", "index") and _is_locked(entry):
-        return "it is being made just now"
-    return None
-
-
-def _is_locked(entry: CacheEntry) -> bool:
-    lock = lock_path(entry.path) if entry.kind == "sidecar" else entry.path.parent / ".lock"
-    return inspect_lock(lock).held
-
-
-def _remove_empty_index(directory: Path) -> None:
-    """Remove an index directory without generations; it is made again when needed."""
-    if any(directory.glob("*.arrow")) or inspect_lock(directory / ".lock").held:
-        return
-    for name in _BOOKKEEPING:
-        (directory / name).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # something else lies there
-        directory.rmdir()
+def lock_of(path: Path) -> Path:
+    """The lock that is held while a file of the caches is made."""
+    if path.suffix == ".arrow":
+        return path.parent / ".lock"
+    return lock_path(path.with_name(path.name.removesuffix(JOURNAL_SUFFIX)))
 
 
 def _files(top: Path) -> Iterator[Path]:
@@ -337,6 +255,23 @@ def _unfinished(top: Path) -> list[CacheEntry]:
             if path in abandoned:
                 state, reason = "abandoned", "the process that wrote it has ended"
             entries.append(_entry(path, "unfinished", state, reason, is_removable=path in abandoned))
+    return entries
+
+
+def _journals(home: Path, now: float, idle_s: float) -> list[CacheEntry]:
+    """Journals of interrupted builds: worth keeping, since the next build goes on from there."""
+    entries: list[CacheEntry] = []
+    for path in _files(home / _SIDECARS):
+        if not path.name.endswith(JOURNAL_SUFFIX):
+            continue
+        last_used = path.stat().st_mtime
+        state, reason = "resumable", "an interrupted build; the next one of this dataset continues it"
+        if inspect_lock(lock_of(path)).held:
+            state, reason = "in progress", "a build is under way"
+        is_removable = state == "resumable" and now - last_used >= idle_s
+        entries.append(
+            _entry(path, "unfinished", state, reason, is_removable=is_removable, last_used=last_used)
+        )
     return entries
 
 

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import typer
 
-from lrstream.commands.inspect_cache import inspect_cache, prune_cache
+from lrstream.commands.inspect_cache import inspect_cache
+from lrstream.commands.inspect_prune import prune_cache
 from lrstream.demo import WrittenDataset
 from lrstream.index.open import open_index
 from lrstream.sidecar.install import PendingFile
+from lrstream.sidecar.journal import journal_path
 from lrstream.sidecar.lock import ProcessLock, lock_path
 from tests.cli.program import Program
 from tests.support.datasets import copy_dataset
@@ -258,6 +260,23 @@ def test_the_text_says_what_prune_would_do(dataset: Path, lrstream: Program) -> 
     assert "abandoned *" in text
     assert "--prune" in text
     assert "streaming-sidecars/set/" in text
+
+
+def test_journals_are_kept_for_the_next_build(dataset: Path, lrstream: Program) -> None:
+    sidecar = built(dataset, lrstream)
+    journal = journal_path(sidecar)
+    journal.write_bytes(b"some records")
+    assert states(lrstream)[journal.name] == ("resumable", False)
+    with ProcessLock(lock_path(sidecar)) as lock:
+        lock.acquire(1)
+        age(journal, 8)
+        assert states(lrstream)[journal.name] == ("in progress", False)
+    report = inspect_cache()
+    assert [entry.path for entry in report.removable] == [journal]
+    with ProcessLock(lock_path(sidecar)) as lock:
+        lock.acquire(1)
+        assert prune_cache(report).kept == ((journal, "it is being made just now"),)
+    assert prune_cache(report).removed == (journal,)
 
 
 def test_an_index_without_its_sidecar_is_an_orphan(dataset: Path, lrstream: Program) -> None:

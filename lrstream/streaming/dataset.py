@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
 from lrstream.index.open import open_index
@@ -18,16 +19,30 @@ from lrstream.sidecar.resolve import resolve_sidecar
 from lrstream.storage.location import RepoType, parse_location
 from lrstream.storage.per_process import PerProcess
 from lrstream.storage.store import open_store
+from lrstream.streaming.checkpoint import Checkpointer, Progress
+from lrstream.streaming.fetch import EpisodeLoader
+from lrstream.streaming.follow import follow_batches, refuse_sharding
+from lrstream.streaming.iteration import DatasetIterator
 from lrstream.streaming.meta import DatasetMeta
-from lrstream.streaming.partition import rank_share
+from lrstream.streaming.partition import PartitionReport, partition_report, rank_share
+from lrstream.streaming.pipeline import EpochPipeline
+from lrstream.streaming.report import BuildNotice, log_interval_s, tell_partition
 from lrstream.streaming.samples import ReturnUint8, Sample, SampleBuilder
 from lrstream.streaming.settings import LoaderSettings, check_mapping, check_transforms, distributed_place
 from lrstream.streaming.sources import TrackSource
+from lrstream.streaming.state import LoaderState, selection_digest
 from lrstream.streaming.strategies import SamplingStrategy
 from lrstream.streaming.windows import WindowSpec
 from lrstream.streaming.worker import ProcessReader
 
 __all__ = ["StreamingLeRobotDataset"]
+
+Batch = TypeVar("Batch")
+
+
+def _given(**numbers: int | None) -> dict[str, int]:
+    """Those numbers that are not None."""
+    return {name: value for name, value in numbers.items() if value is not None}
 
 
 class StreamingLeRobotDataset(IterableDataset[Sample]):
@@ -83,6 +98,8 @@ class StreamingLeRobotDataset(IterableDataset[Sample]):
         repo_id: Name of the dataset.
         meta: Metadata of the whole dataset, under LeRobot's names.
         episodes: Selected episode indices, ascending.
+        log_interval_s: Seconds between two log lines of a worker on its counters, 0 = none; from the
+            environment variable LRSTREAM_LOG_INTERVAL_S, else 60. To be set before iterating.
 
     Raises:
         UsageError: An argument cannot work, or a rank has no episode (LD-9).
@@ -174,19 +191,32 @@ class StreamingLeRobotDataset(IterableDataset[Sample]):
         self.episodes: list[int] = table.episode_index[self._positions].tolist()
         # The path alone: the record of a large dataset's sidecar would be sent to every worker.
         self._sidecar: Path | None = None
+        source_sizes: list[int] = []
         if self._layout.video_files() and len(self._positions):
             # Here rather than in the workers, so that only one process of the rank builds it.
-            self._sidecar = resolve_sidecar(
+            resolved = resolve_sidecar(
                 self._store,
                 self._layout,
                 # Without `root`, the name follows from the location, so that `lrstream build` finds the same.
                 repo_id=None if root is None else self.repo_id,
                 revision=revision,
                 lock_timeout_s=sidecar_lock_timeout_s,
-            ).path
-        # Shared memory, so that workers which live on between epochs see what the parent sets.
-        self._epoch = torch.zeros(1, dtype=torch.int64)
-        self._epoch.share_memory_()  # type: ignore[no-untyped-call]
+                progress=BuildNotice(self.repo_id),
+            )
+            self._sidecar = resolved.path
+            # Sizes of whole files stand for those of their episodes, which only readers of each know.
+            source_sizes = [source.size or 0 for source in resolved.identity.source_files]
+        template = LoaderState(
+            data_root=self._store.location.root,
+            revision=self._store.location.revision or "",
+            selection_digest=selection_digest(self.episodes, self._lengths, source_sizes),
+            **self._settings.plan_fields(),
+            rank=rank,
+            num_workers=0,
+            batch_size=1,
+        )
+        self._checkpoint = Checkpointer(template, self._lengths, repeat=repeat)
+        self.log_interval_s = log_interval_s()
         self._process: PerProcess[ProcessReader] = PerProcess(ProcessReader)
 
     # -- what it is -------------------------------------------------------------------------------
@@ -244,49 +274,171 @@ class StreamingLeRobotDataset(IterableDataset[Sample]):
     # -- iteration --------------------------------------------------------------------------------
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration, in this process and in all its DataLoader workers."""
+        """Choose the epoch of the next iteration, in this process and in all its DataLoader workers.
+
+        A loaded position in another epoch is forgotten.
+        """
         self._settings.plan_settings(epoch=epoch, num_workers=0)  # refuses what is no epoch
-        self._epoch[0] = epoch
+        self._checkpoint.set_epoch(epoch)
 
     @property
     def epoch(self) -> int:
         """The epoch of the next iteration."""
-        return int(self._epoch[0])
+        return self._checkpoint.epoch
 
     def __iter__(self) -> Iterator[Sample]:
-        info = get_worker_info()
-        worker, num_workers = (0, 0) if info is None else (info.id, info.num_workers)
-        epoch = self.epoch
-        while True:
-            num_delivered = 0
-            for sample in self._iterate_epoch(epoch, worker, num_workers):
-                num_delivered += 1
-                yield sample
-            if not self._settings.repeat or num_delivered == 0:
-                return
-            epoch += 1
+        worker = get_worker_info()
+        if worker is not None:
+            refuse_sharding(worker.dataset)
+        number, num_workers = (0, 0) if worker is None else (worker.id, worker.num_workers)
+        return DatasetIterator(
+            self._start_pipeline,
+            self._checkpoint.begin(number, num_workers),
+            number,
+            repeat=self._settings.repeat,
+            after_sample=self._tick,
+            at_end=self._tell,
+        )
 
-    def _iterate_epoch(self, epoch: int, worker: int, num_workers: int) -> Iterator[Sample]:
+    def _start_pipeline(self, progress: Progress) -> EpochPipeline | None:
         if not len(self._positions):
-            return
-        reader = self._process.get()
-        pipeline = reader.start_epoch(
-            reader.loader(self._store, self._layout, self._open_tracks, self._settings.tolerance_s),
+            return None
+        return self._process.get().start_epoch(
+            self._episode_loader(),
             self._builder,
             self._settings,
             self._lengths,
             self._positions,
             self._layout.episodes.episode_index[self._positions],
-            epoch=epoch,
-            worker=worker,
-            num_workers=num_workers,
+            epoch=progress.state.epoch,
+            worker=progress.part,
+            num_workers=progress.state.num_workers,
+            skip_anchors=progress.num_samples,
+            stage=progress.stage,
+            frames=progress.frames,
         )
-        if pipeline is None:
-            return
-        try:
-            yield from pipeline
-        finally:
-            pipeline.close()
+
+    def _episode_loader(self) -> EpisodeLoader:
+        reader = self._process.get()
+        return reader.loader(self._store, self._layout, self._open_tracks, self._settings.tolerance_s)
+
+    def _tick(self, progress: Progress) -> None:
+        reader = self._process.get()
+        reader.report.tick(self._who(progress), self.log_interval_s, reader.snapshot)
+
+    def _tell(self, progress: Progress) -> None:
+        reader = self._process.get()
+        if self.log_interval_s > 0:
+            reader.report.tell(f"{self._who(progress)} has ended", reader.snapshot())
+
+    def _who(self, progress: Progress) -> str:
+        return f"rank {self.rank} worker {progress.part} epoch {progress.state.epoch}"
+
+    # -- positions --------------------------------------------------------------------------------
+
+    def follow(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches of a DataLoader of this dataset, counted as training gets them.
+
+        So `state_dict()` knows the position whatever waits in workers, and `metrics()` how long training
+        waited for batches. A loaded state is checked against the DataLoader's numbers.
+
+        Raises:
+            UsageError: The DataLoader is of another dataset (also one that shares this one out among
+                ranks once more), or has other numbers than a loaded state.
+        """
+        return follow_batches(self, self._checkpoint, loader)
+
+    def state_dict(
+        self,
+        *,
+        batches: int | None = None,
+        samples: int | None = None,
+        batch_size: int | None = None,
+        num_workers: int | None = None,
+        drop_last: bool | None = None,
+    ) -> dict[str, Any]:
+        """The position in the epoch as plain values, for JSON and `torch.save` alike (LD-10).
+
+        It is known where batches come through `follow`, without DataLoader workers, and in the workers of
+        torchdata's StatefulDataLoader, which calls this by itself. Otherwise say what training got.
+
+        Args:
+            batches: Batches that this rank got since the start of the epoch, or since an elastic resume.
+            samples: The same in samples; with several workers a whole number of batches.
+            batch_size: Of the DataLoader; None = of a loaded state, else 1.
+            num_workers: Of the DataLoader; None = of a loaded state, else those seen reading.
+            drop_last: Of the DataLoader; None = of a loaded state, else False.
+
+        Raises:
+            UsageError: The position is not known.
+        """
+        worker = get_worker_info()
+        return self._checkpoint.state(
+            worker=None if worker is None else worker.id,
+            batches=batches,
+            samples=samples,
+            numbers=_given(num_workers=num_workers, batch_size=batch_size, drop_last=drop_last),
+        )
+
+    def load_state_dict(
+        self,
+        state: Mapping[str, Any],
+        elastic: bool = False,
+        *,
+        ignore: Collection[str] = (),
+        batch_size: int | None = None,
+        num_workers: int | None = None,
+        drop_last: bool | None = None,
+    ) -> None:
+        """Begin the next iteration where a state was saved; this also chooses the epoch.
+
+        Args:
+            state: From `state_dict`.
+            elastic: Whether ranks, workers, batches, strategy, pool and budget may differ: then the frames
+                that no rank was given are shared out anew (LD-15).
+            ignore: Of "data_root" and "revision", those that may differ.
+            batch_size: Of the DataLoader, to be compared; `follow` compares it by itself.
+            num_workers: Likewise; compared when workers start in any case.
+            drop_last: Likewise.
+
+        Raises:
+            UsageError: The state is of another loader, dataset or seed, or differs in what was not allowed.
+        """
+        worker = get_worker_info()
+        self._checkpoint.load(
+            state,
+            self._sizes,
+            worker=None if worker is None else (worker.id, worker.num_workers),
+            elastic=elastic,
+            ignore=ignore,
+            numbers=_given(num_workers=num_workers, batch_size=batch_size, drop_last=drop_last),
+        )
+
+    def resume(
+        self,
+        *,
+        samples: int | None = None,
+        batches: int | None = None,
+        batch_size: int = 1,
+        num_workers: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        """Begin the next iteration after what this rank got of the epoch, without a saved state.
+
+        Args:
+            samples: Samples that it got; with several workers a whole number of batches.
+            batches: The same in batches.
+            batch_size: Of the DataLoader.
+            num_workers: Of the DataLoader.
+            drop_last: Of the DataLoader.
+        """
+        numbers = _given(num_workers=num_workers, batch_size=batch_size, drop_last=drop_last)
+        self._checkpoint.resume(
+            epoch=self.epoch, batches=batches, samples=samples, numbers=numbers, sizes=self._sizes
+        )
+
+    def _sizes(self) -> NDArray[np.int64]:
+        return self._episode_loader().sizes(self._positions)
 
     def _open_tracks(self) -> TrackSource | None:
         return None if self._sidecar is None else open_index(self._sidecar)
@@ -299,11 +451,26 @@ class StreamingLeRobotDataset(IterableDataset[Sample]):
 
     # -- reports and end --------------------------------------------------------------------------
 
-    def metrics(self) -> dict[str, Any]:
-        """Counters of this process since the dataset was made here (LD-13); workers have their own.
+    def partition_report(
+        self, num_workers: int = 0, batch_size: int = 1, drop_last: bool = False
+    ) -> PartitionReport:
+        """Frames, episodes and batches of every rank in one epoch, before it is run (K17); also logged.
 
-        Samples, per-stage counts and seconds, fetched bytes, percentiles of the consumer's waits, refill
-        stalls, open decoders, and reserved and resident bytes.
+        Args:
+            num_workers: DataLoader workers of each rank.
+            batch_size: Of the DataLoader, for the log line; see `PartitionReport.batches_per_rank`.
+            drop_last: Likewise.
+        """
+        report = partition_report(self._lengths, self.world_size, num_workers)
+        tell_partition(report, rank=self.rank, batch_size=batch_size, drop_last=drop_last)
+        return report
+
+    def metrics(self) -> dict[str, Any]:
+        """Counters of this process since the dataset was opened here (LD-13); workers have their own.
+
+        Samples, per-stage counts, seconds and samples per second, fetched bytes per sample, percentiles of
+        waits for samples and (through `follow`) batches, refill stalls, open decoders, reserved and
+        resident bytes, and requests, retries and slept time of the storage.
         """
         return self._process.get().snapshot()
 

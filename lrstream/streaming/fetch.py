@@ -96,7 +96,7 @@ class EpisodeLoader:
                 )
                 for key, columns in self._layout.episodes.cameras.items()
             }
-        self._metrics.add_episode()
+        self._metrics.add_episode(len(rows))
         return EpisodeRecord(rows, cameras)
 
     def load(self, position: int) -> EpisodeRecord:

@@ -54,6 +54,15 @@ class WaitHistogram:
                 return min(self.longest_s, _FIRST_BOUND_S * 2 ** (bucket / _BUCKETS_PER_DOUBLING))
         return self.longest_s
 
+    def summary(self) -> dict[str, Any]:
+        """Count, and seconds: total, longest, and percentiles."""
+        percentiles = {f"p{percent}": self.percentile_s(percent) for percent in (50, 95, 99)}
+        return {"count": self.count, "total": self.total_s, "max": self.longest_s, **percentiles}
+
+
+def _per_second(count: int, seconds: float) -> float:
+    return count / seconds if seconds else 0.0
+
 
 class LoaderMetrics:
     """Thread-safe counters; they only grow."""
@@ -64,7 +73,9 @@ class LoaderMetrics:
         self._counts: dict[str, int] = dict.fromkeys(_STAGES, 0)
         self._waits = WaitHistogram()
         self._samples = 0
+        self._batch_waits = WaitHistogram()
         self._episodes = 0
+        self._frames_loaded = 0
         self._fetched_bytes = 0
         self._refill_stalls = 0
         self._refill_stall_s = 0.0
@@ -87,16 +98,22 @@ class LoaderMetrics:
         with self._lock:
             self._fetched_bytes += num_bytes
 
-    def add_episode(self) -> None:
-        """Count an episode that was loaded."""
+    def add_episode(self, num_frames: int) -> None:
+        """Count an episode that was loaded, and its frames."""
         with self._lock:
             self._episodes += 1
+            self._frames_loaded += num_frames
 
     def add_sample(self, waited_s: float) -> None:
         """Count a delivered sample and how long the consumer waited for it."""
         with self._lock:
             self._samples += 1
             self._waits.add(waited_s)
+
+    def add_batch(self, waited_s: float) -> None:
+        """Count a batch that training got, and how long it waited for it."""
+        with self._lock:
+            self._batch_waits.add(waited_s)
 
     def add_refill_stall(self, seconds: float) -> None:
         """Count an anchor that had to wait for its episode to arrive, with nothing else left to give."""
@@ -110,30 +127,35 @@ class LoaderMetrics:
             self._peak_reserved_bytes = max(self._peak_reserved_bytes, reserved_bytes)
 
     def snapshot(self) -> dict[str, Any]:
-        """All counters: plain numbers by name; stages with `count`, `seconds` and `per_s`."""
+        """All counters: plain numbers by name.
+
+        A stage has `count` (of reads, episodes or samples), `seconds` (of all its threads together), `per_s`
+        (counts per thread and second) and `samples_per_s`: the same in samples, where a loaded episode
+        counts as many as it has frames.
+        """
         with self._lock:
             samples = self._samples
+            num_samples = {
+                stage: self._counts[stage] if stage in ("decode", "transform") else self._frames_loaded
+                for stage in _STAGES
+            }
             return {
                 "samples": samples,
                 "episodes_loaded": self._episodes,
+                "frames_loaded": self._frames_loaded,
                 "fetched_bytes": self._fetched_bytes,
                 "fetched_bytes_per_sample": self._fetched_bytes / samples if samples else 0.0,
                 "stages": {
                     stage: {
                         "count": self._counts[stage],
                         "seconds": self._seconds[stage],
-                        "per_s": self._counts[stage] / self._seconds[stage] if self._seconds[stage] else 0.0,
+                        "per_s": _per_second(self._counts[stage], self._seconds[stage]),
+                        "samples_per_s": _per_second(num_samples[stage], self._seconds[stage]),
                     }
                     for stage in _STAGES
                 },
-                "wait_s": {
-                    "count": self._waits.count,
-                    "total": self._waits.total_s,
-                    "max": self._waits.longest_s,
-                    "p50": self._waits.percentile_s(50),
-                    "p95": self._waits.percentile_s(95),
-                    "p99": self._waits.percentile_s(99),
-                },
+                "wait_s": self._waits.summary(),
+                "batch_wait_s": self._batch_waits.summary(),
                 "refill_stalls": self._refill_stalls,
                 "refill_stall_s": self._refill_stall_s,
                 "peak_reserved_bytes": self._peak_reserved_bytes,

@@ -133,6 +133,8 @@ class EpochPipeline:
         self._block: Iterator[_Anchor] = iter(())
         self._next_anchor: _Anchor | None = None
         self._is_planned_out = False
+        self.is_complete = False
+        """Whether all that the plan holds has been delivered."""
         self._num_scheduled = 0
         self._num_delivered = 0
         self._early: dict[int, _Outcome] = {}  # finished before their turn
@@ -153,6 +155,7 @@ class EpochPipeline:
         try:
             self._schedule()
             if self._num_delivered == self._num_scheduled:
+                self.is_complete = True
                 self.close()
                 raise StopIteration
             outcome = self._wait_for(self._num_delivered)

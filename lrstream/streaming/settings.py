@@ -91,6 +91,12 @@ class LoaderSettings:
             stage=stage,
         )
 
+    def plan_fields(self) -> dict[str, Any]:
+        """What of these a loader state records, by its names there."""
+        plan = self.plan_settings(epoch=0, num_workers=0)
+        names = ("seed", "epoch", "world_size", "strategy", "episode_pool_size", "byte_budget_bytes")
+        return {name: getattr(plan, name) for name in names}
+
     def num_decoders(self, *, pool_size: int, num_cameras: int, num_streams: int) -> int:
         """Most open decoders of each busy worker: one for every camera of its pool, or its part of what
         was asked for."""

@@ -19,6 +19,7 @@ from lrstream.streaming.fetch import EpisodeLoader
 from lrstream.streaming.metrics import LoaderMetrics
 from lrstream.streaming.pipeline import EpochPipeline, PipelineOptions
 from lrstream.streaming.planning import Frames, plan_stream, stream_share
+from lrstream.streaming.report import PeriodicReport
 from lrstream.streaming.samples import SampleBuilder
 from lrstream.streaming.settings import LoaderSettings
 from lrstream.streaming.sources import TrackSource
@@ -35,10 +36,12 @@ class ProcessReader:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.metrics = LoaderMetrics()
+        self.report = PeriodicReport()
         self._pid = os.getpid()
         self._loader: EpisodeLoader | None = None
         self._decoders: DecoderPool | None = None
         self._tracks: TrackSource | None = None
+        self._store: DatasetStore | None = None
         self._pipelines: weakref.WeakSet[EpochPipeline] = weakref.WeakSet()
 
     def loader(
@@ -51,7 +54,7 @@ class ProcessReader:
         """The loader of this process, opened at the first call."""
         with self.lock:
             if self._loader is None:
-                self._tracks = open_tracks()
+                self._tracks, self._store = open_tracks(), store
                 self._loader = EpisodeLoader(
                     store, layout, self._tracks, tolerance_s=tolerance_s, metrics=self.metrics
                 )
@@ -145,8 +148,17 @@ class ProcessReader:
         caches = [pipeline.cache for pipeline in list(self._pipelines)]
         decoders = self._decoders
         counters = self.metrics.snapshot()
+        transfers = None if self._store is None else self._store.counters
+        # Only remote stores repeat requests.
+        retries = getattr(self._store, "retry_counters", None)
         return {
             **counters,
+            "storage": {
+                "requests": 0 if transfers is None else transfers.requests,
+                "bytes_read": 0 if transfers is None else transfers.bytes_read,
+                "retries": 0 if retries is None else retries.retries,
+                "slept_s": 0.0 if retries is None else retries.slept_s,
+            },
             "open_decoders": 0 if decoders is None else decoders.num_open,
             "decoders_opened": 0 if decoders is None else decoders.num_opened,
             "reserved_bytes": sum(cache.reserved_bytes for cache in caches),

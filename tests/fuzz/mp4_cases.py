@@ -90,10 +90,10 @@ def _index(data: bytes) -> TrackIndex:
 
 
 def _count_pictures(content: bytes) -> int:
-    with av.open(io.BytesIO(content)) as container:
+    with av.open(io.BytesIO(content), "r") as container:
         stream = container.streams.video[0]
         stream.thread_type = "NONE"
-        return sum(1 for _ in container.decode(stream))
+        return len(list(container.decode(stream)))
 
 
 def _mini(rng: random.Random, track: TrackIndex, data: bytes) -> tuple[Span, bytes]:

@@ -11,7 +11,7 @@ every epoch would each find the loaded position again, and every later epoch wou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch
 
 from lrstream.errors import UsageError
 from lrstream.storage.per_process import PerProcess
+from lrstream.streaming.loading import KEY_OF_WORKER, Loaded, Sizes, StateLoading
 from lrstream.streaming.partition import partition_streams
 from lrstream.streaming.planning import Frames
 from lrstream.streaming.position import batches_of_samples
@@ -28,22 +29,14 @@ from lrstream.streaming.state import (
     STATE_FORMAT_VERSION,
     LoaderState,
     check_compatible,
-    remaining_after,
-    replan,
-    resume_offsets,
 )
 
 __all__ = ["Checkpointer", "Progress"]
-
-Sizes = Callable[[], npt.NDArray[np.int64]]
 
 # Places of the shared integers; behind them one for each worker: the load that it has continued.
 _EPOCH, _LOADS, _READERS, _STARTS, _PINNED, _FIRST_WORKER = range(6)
 _MAX_WORKERS = 1024
 _ANY_WORKERS = -1
-
-_KEY_OF_WORKER = "worker"
-_NUMBERS = ("num_workers", "batch_size", "drop_last")
 
 
 @dataclass(slots=True)
@@ -72,29 +65,6 @@ class Progress:
         return Progress(self.state.at_epoch(self.state.epoch + 1), worker)
 
 
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    """A position with which the next iteration begins.
-
-    Attributes:
-        state: The position.
-        num_workers: Workers that the iteration must have; None = any, at the start of a stage.
-        samples: Samples delivered by each share of the plan.
-        next_worker: The share whose batch is next.
-        frames: As in `Progress`.
-        own_part: Set where a worker has loaded its own position.
-        starts: Iterations that had begun before.
-    """
-
-    state: LoaderState
-    num_workers: int | None
-    samples: tuple[int, ...] = ()
-    next_worker: int = 0
-    frames: Frames | None = None
-    own_part: int | None = None
-    starts: int = 0
-
-
 class Checkpointer:
     """Positions of one dataset object and its copies in DataLoader workers.
 
@@ -109,8 +79,9 @@ class Checkpointer:
     def __init__(self, template: LoaderState, lengths: npt.NDArray[np.int64], *, repeat: bool) -> None:
         self._template = template
         self._lengths = lengths
+        self._loading = StateLoading(template, lengths)
         self._repeat = repeat
-        self._loaded: _Loaded | None = None
+        self._loaded: Loaded | None = None
         self._num_loads = 0
         self._followed: LoaderState | None = None
         self._progress: PerProcess[list[Progress]] = PerProcess(list)
@@ -127,9 +98,10 @@ class Checkpointer:
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration; a position in another epoch is forgotten."""
+        at_epoch = self._template.at_epoch(epoch)  # refuses what is no epoch
         if epoch == self.epoch:
             return
-        self._shared[_EPOCH] = epoch
+        self._shared[_EPOCH] = at_epoch.epoch
         self._shared[_READERS] = 0
         self._loaded = self._followed = None
 
@@ -163,7 +135,7 @@ class Checkpointer:
         self._progress.get()[:] = [progress]
         return progress
 
-    def _take(self, worker: int, num_workers: int) -> _Loaded | None:
+    def _take(self, worker: int, num_workers: int) -> Loaded | None:
         """The loaded position, once for each worker; None if there is none for this iteration."""
         if self._num_loads != int(self._shared[_LOADS]):
             raise UsageError(
@@ -272,7 +244,7 @@ class Checkpointer:
             progress = Progress(self._template.at_epoch(self.epoch), worker)
         return {
             "format_version": STATE_FORMAT_VERSION,
-            _KEY_OF_WORKER: progress.part,
+            KEY_OF_WORKER: progress.part,
             "samples": progress.num_samples,
             "loader": replace(progress.state, batch_size=1, drop_last=False, num_batches=0).to_dict(),
         }
@@ -338,8 +310,8 @@ class Checkpointer:
         Raises:
             UsageError: The state is of another kind, or of other data or settings.
         """
-        if isinstance(values, Mapping) and _KEY_OF_WORKER in values:
-            self._loaded = self._load_of_worker(values, sizes, worker, elastic, ignore)
+        if isinstance(values, Mapping) and KEY_OF_WORKER in values:
+            self._loaded = self._loading.of_worker(values, sizes, worker, elastic=elastic, ignore=ignore)
             if not self._repeat:
                 self._shared[_EPOCH] = self._loaded.state.epoch
             return
@@ -349,9 +321,10 @@ class Checkpointer:
                 hint="Load it in the training process, before the DataLoader is iterated.",
             )
         saved = LoaderState.from_dict(values)
-        self._place(
-            self._elastic(saved, sizes, ignore) if elastic else self._exact(saved, sizes, ignore, numbers)
-        )
+        if elastic:
+            self._place(self._loading.elastic(saved, sizes, ignore))
+        else:
+            self._place(self._loading.exact(saved, sizes, ignore, numbers))
 
     def resume(
         self,
@@ -365,9 +338,9 @@ class Checkpointer:
         """Begin the next iteration of an epoch after so many batches or samples of this rank."""
         self._refuse_repeat()
         start = replace(self._template, epoch=epoch, **numbers)
-        self._place(self._exact(self._at(start, batches, samples, None), sizes, (), None))
+        self._place(self._loading.exact(self._at(start, batches, samples, None), sizes))
 
-    def _place(self, loaded: _Loaded) -> None:
+    def _place(self, loaded: Loaded) -> None:
         self._shared[_EPOCH] = loaded.state.epoch
         self._shared[_LOADS] += 1
         self._shared[_READERS] = 0
@@ -376,58 +349,3 @@ class Checkpointer:
         self._loaded = replace(loaded, starts=int(self._shared[_STARTS]))
         self._followed = None
         self._progress.get().clear()
-
-    def _own(self, state: LoaderState) -> LoaderState:
-        """The state as this process would save it: the dataset may have been moved."""
-        here = self._template
-        return replace(state, data_root=here.data_root, revision=here.revision, rank=here.rank)
-
-    def _left(self, state: LoaderState, sizes: Sizes) -> Frames | None:
-        if not state.earlier_stages:
-            return None
-        return remaining_after(
-            state.earlier_stages, self._lengths, seed=state.seed, epoch=state.epoch, sizes=sizes()
-        )
-
-    def _exact(
-        self, saved: LoaderState, sizes: Sizes, ignore: Collection[str], numbers: Mapping[str, Any] | None
-    ) -> _Loaded:
-        given = {name: getattr(saved, name) for name in _NUMBERS} | dict(numbers or {})
-        check_compatible(saved, replace(self._template, **given), ignore=ignore)
-        frames = self._left(saved, sizes)
-        offsets = resume_offsets(saved, self._lengths, rank=self._template.rank, frames=frames)
-        return _Loaded(self._own(saved), saved.num_workers, offsets.samples, offsets.next_worker, frames)
-
-    def _elastic(self, saved: LoaderState, sizes: Sizes, ignore: Collection[str]) -> _Loaded:
-        current = replace(self._template, epoch=saved.epoch)
-        check_compatible(saved, current, elastic=True, ignore=ignore)
-        # Refuses a position beyond the end.
-        resume_offsets(saved, self._lengths, rank=0, frames=self._left(saved, sizes))
-        state = replan(saved, current)
-        return _Loaded(state, None, frames=self._left(state, sizes))
-
-    def _load_of_worker(
-        self,
-        values: Mapping[str, Any],
-        sizes: Sizes,
-        worker: tuple[int, int] | None,
-        elastic: bool,
-        ignore: Collection[str],
-    ) -> _Loaded:
-        if worker is None or elastic:
-            raise UsageError(
-                "This is the state of one DataLoader worker, as torchdata's StatefulDataLoader keeps it.",
-                hint="Load the StatefulDataLoader's own state, with equal numbers; for an elastic resume "
-                "save `dataset.state_dict(batches=...)` as well.",
-            )
-        saved = LoaderState.from_dict(values["loader"])
-        check_compatible(saved, replace(self._template, num_workers=worker[1]), ignore=ignore)
-        part, samples = values[_KEY_OF_WORKER], values["samples"]
-        if saved.rank != self._template.rank or not 0 <= part < saved.settings.num_parts or samples < 0:
-            raise UsageError(
-                f"The loader state is at sample {samples} of worker {part} of rank {saved.rank}, but this is "
-                f"a worker of rank {self._template.rank} with {worker[1]} workers."
-            )
-        counts = [0] * saved.settings.num_parts
-        counts[part] = samples
-        return _Loaded(self._own(saved), worker[1], tuple(counts), 0, self._left(saved, sizes), part)

@@ -10,7 +10,7 @@ from lrstream.errors import UsageError
 from lrstream.streaming.checkpoint import Checkpointer
 
 if TYPE_CHECKING:
-    from lrstream.streaming.dataset import StreamingLeRobotDataset
+    from lrstream.streaming.resumable import ResumableDataset
 
 __all__ = ["follow_batches", "refuse_sharding"]
 
@@ -38,7 +38,7 @@ def refuse_sharding(dataset: object) -> None:
 
 
 def follow_batches(
-    dataset: StreamingLeRobotDataset, checkpoint: Checkpointer, loader: Iterable[Batch]
+    dataset: ResumableDataset, checkpoint: Checkpointer, loader: Iterable[Batch]
 ) -> Iterator[Batch]:
     """The batches of `loader`, each noted in `checkpoint` and the dataset's metrics when it is handed out.
 
@@ -66,7 +66,7 @@ def follow_batches(
 
 
 def _follow(
-    dataset: StreamingLeRobotDataset, checkpoint: Checkpointer, state: Any, batches: Iterator[Batch]
+    dataset: ResumableDataset, checkpoint: Checkpointer, state: Any, batches: Iterator[Batch]
 ) -> Iterator[Batch]:
     checkpoint.follow(state)
     while True:
@@ -74,7 +74,7 @@ def _follow(
         batch = next(batches, None)
         if batch is None:
             return
-        dataset._process.get().metrics.add_batch(time.perf_counter() - started_s)
+        dataset._metrics().add_batch(time.perf_counter() - started_s)
         if state is not None:
             state = state.at_batch(state.num_batches + 1)
             checkpoint.follow(state)

@@ -1,0 +1,137 @@
+"""From a saved state to the position with which the next iteration begins, or a refusal (LD-10, LD-15)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lrstream.errors import UsageError
+from lrstream.streaming.planning import Frames
+from lrstream.streaming.state import LoaderState, check_compatible, remaining_after, replan, resume_offsets
+
+__all__ = ["KEY_OF_WORKER", "Loaded", "Sizes", "StateLoading"]
+
+KEY_OF_WORKER = "worker"
+"""What tells the state of one DataLoader worker from that of a whole loader."""
+
+Sizes = Callable[[], npt.NDArray[np.int64]]
+
+_NUMBERS = ("num_workers", "batch_size", "drop_last")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A position with which the next iteration begins.
+
+    Attributes:
+        state: The position.
+        num_workers: Workers that the iteration must have; None = any, at the start of a stage.
+        samples: Samples delivered by each share of the plan.
+        next_worker: The share whose batch is next.
+        frames: As in `Progress`.
+        own_part: Set where a worker has loaded its own position.
+        starts: Iterations that had begun before.
+    """
+
+    state: LoaderState
+    num_workers: int | None
+    samples: tuple[int, ...] = ()
+    next_worker: int = 0
+    frames: Frames | None = None
+    own_part: int | None = None
+    starts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StateLoading:
+    """Judges states for one dataset.
+
+    Attributes:
+        template: The state at the start of epoch 0, read in this process, in batches of one sample.
+        lengths: int64[n], frames of each selected episode.
+    """
+
+    template: LoaderState
+    lengths: npt.NDArray[np.int64]
+
+    def _own(self, state: LoaderState) -> LoaderState:
+        """The state as this process would save it: the dataset may have been moved."""
+        here = self.template
+        return replace(state, data_root=here.data_root, revision=here.revision, rank=here.rank)
+
+    def _left(self, state: LoaderState, sizes: Sizes) -> Frames | None:
+        if not state.earlier_stages:
+            return None
+        return remaining_after(
+            state.earlier_stages, self.lengths, seed=state.seed, epoch=state.epoch, sizes=sizes()
+        )
+
+    def exact(
+        self,
+        saved: LoaderState,
+        sizes: Sizes,
+        ignore: Collection[str] = (),
+        numbers: Mapping[str, Any] | None = None,
+    ) -> Loaded:
+        """The position of a state with equal numbers.
+
+        Args:
+            saved: The state.
+            sizes: Gives int64[n], exact bytes of each selected episode.
+            ignore: As in `check_compatible`.
+            numbers: Those of `num_workers`, `batch_size`, `drop_last` that are known of this run.
+        """
+        given = {name: getattr(saved, name) for name in _NUMBERS} | dict(numbers or {})
+        check_compatible(saved, replace(self.template, **given), ignore=ignore)
+        frames = self._left(saved, sizes)
+        offsets = resume_offsets(saved, self.lengths, rank=self.template.rank, frames=frames)
+        return Loaded(self._own(saved), saved.num_workers, offsets.samples, offsets.next_worker, frames)
+
+    def elastic(self, saved: LoaderState, sizes: Sizes, ignore: Collection[str]) -> Loaded:
+        """The start of a new stage, with whatever numbers this run has, after a state (LD-15)."""
+        current = replace(self.template, epoch=saved.epoch)
+        check_compatible(saved, current, elastic=True, ignore=ignore)
+        # Refuses a position beyond the end.
+        resume_offsets(saved, self.lengths, rank=0, frames=self._left(saved, sizes))
+        state = replan(saved, current)
+        return Loaded(state, None, frames=self._left(state, sizes))
+
+    def of_worker(
+        self,
+        values: Mapping[str, Any],
+        sizes: Sizes,
+        worker: tuple[int, int] | None,
+        *,
+        elastic: bool,
+        ignore: Collection[str],
+    ) -> Loaded:
+        """The position of one worker, in that worker.
+
+        Args:
+            values: From the same worker of an earlier run.
+            sizes: As in `exact`.
+            worker: Number of this worker and of all workers; None in the training process.
+            elastic: Whether other numbers were asked for, which the state of one worker cannot give.
+            ignore: As in `check_compatible`.
+        """
+        if worker is None or elastic:
+            raise UsageError(
+                "This is the state of one DataLoader worker, as torchdata's StatefulDataLoader keeps it.",
+                hint="Load the StatefulDataLoader's own state, with equal numbers; for an elastic resume "
+                "save `dataset.state_dict(batches=...)` as well.",
+            )
+        saved = LoaderState.from_dict(values.get("loader", {}))
+        check_compatible(saved, replace(self.template, num_workers=worker[1]), ignore=ignore)
+        part, samples = values[KEY_OF_WORKER], values.get("samples", -1)
+        if saved.rank != self.template.rank or not 0 <= part < saved.settings.num_parts or samples < 0:
+            raise UsageError(
+                f"The loader state is at sample {samples} of worker {part} of rank {saved.rank}, but this is "
+                f"a worker of rank {self.template.rank} with {worker[1]} workers."
+            )
+        counts = [0] * saved.settings.num_parts
+        counts[part] = samples
+        return Loaded(self._own(saved), worker[1], tuple(counts), 0, self._left(saved, sizes), part)

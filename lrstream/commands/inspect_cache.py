@@ -268,7 +268,10 @@ def _journals(home: Path, now: float, idle_s: float) -> list[CacheEntry]:
         state, reason = "resumable", "an interrupted build; the next one of this dataset continues it"
         if inspect_lock(lock_of(path)).held:
             state, reason = "in progress", "a build is under way"
-        is_removable = state == "resumable" and now - last_used >= idle_s
+        elif path.with_name(path.name.removesuffix(JOURNAL_SUFFIX)).exists():
+            # Killed after the sidecar was installed and before the journal was removed.
+            state, reason = "abandoned", "its sidecar is complete"
+        is_removable = state == "abandoned" or (state == "resumable" and now - last_used >= idle_s)
         entries.append(
             _entry(path, "unfinished", state, reason, is_removable=is_removable, last_used=last_used)
         )

@@ -266,6 +266,8 @@ def test_journals_are_kept_for_the_next_build(dataset: Path, lrstream: Program) 
     sidecar = built(dataset, lrstream)
     journal = journal_path(sidecar)
     journal.write_bytes(b"some records")
+    assert states(lrstream)[journal.name] == ("abandoned", True), "its sidecar is complete"
+    sidecar.unlink()
     assert states(lrstream)[journal.name] == ("resumable", False)
     with ProcessLock(lock_path(sidecar)) as lock:
         lock.acquire(1)

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import get_worker_info
 
+from lrstream.errors import UsageError
 from lrstream.index.open import open_index
 from lrstream.layout.layout import load_layout, resolve_selection
 from lrstream.sidecar.resolve import resolve_sidecar
@@ -22,7 +23,7 @@ from lrstream.storage.store import open_store
 from lrstream.streaming.checkpoint import Checkpointer, Progress
 from lrstream.streaming.fetch import EpisodeLoader
 from lrstream.streaming.follow import refuse_sharding
-from lrstream.streaming.iteration import DatasetIterator
+from lrstream.streaming.iteration import DatasetIterator, failing_iterator
 from lrstream.streaming.meta import DatasetMeta
 from lrstream.streaming.metrics import LoaderMetrics
 from lrstream.streaming.partition import PartitionReport, partition_report, rank_share
@@ -270,12 +271,18 @@ class StreamingLeRobotDataset(ResumableDataset):
 
     def __iter__(self) -> Iterator[Sample]:
         worker = get_worker_info()
-        if worker is not None:
-            refuse_sharding(worker.dataset)
         number, num_workers = (0, 0) if worker is None else (worker.id, worker.num_workers)
+        try:
+            refuse_sharding(None if worker is None else worker.dataset)
+            progress = self._checkpoint.begin(number, num_workers)
+        except UsageError as error:
+            if worker is None:
+                raise
+            # A worker that lives on would die of an error here, instead of handing it to training.
+            return failing_iterator(error)
         return DatasetIterator(
             self._start_pipeline,
-            self._checkpoint.begin(number, num_workers),
+            progress,
             number,
             repeat=self._settings.repeat,
             after_sample=self._tick,

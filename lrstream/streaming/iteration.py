@@ -8,7 +8,7 @@ from lrstream.streaming.checkpoint import Progress
 from lrstream.streaming.pipeline import EpochPipeline
 from lrstream.streaming.samples import Sample
 
-__all__ = ["DatasetIterator"]
+__all__ = ["DatasetIterator", "failing_iterator"]
 
 
 class DatasetIterator(Iterator[Sample]):
@@ -80,3 +80,9 @@ class DatasetIterator(Iterator[Sample]):
         self._progress.state, self._progress.part = following.state, following.part
         self._progress.num_samples, self._progress.frames = 0, None
         self._may_be_empty = False
+
+
+def failing_iterator(error: Exception) -> Iterator[Sample]:
+    """An iterator that raises `error` where the first sample is asked for."""
+    raise error
+    yield {}  # what makes this a generator

@@ -134,6 +134,8 @@ def track_from_row(row: dict[str, Any]) -> TrackIndex:
     count, num_sync = row["num_samples"], row["num_sync"]
     if not 1 <= num_sync <= count <= MAX_SAMPLES:
         raise SidecarError(f"The mapped index gives {row['path']} {count} samples and {num_sync} keyframes.")
+    if row["timescale"] < 1:
+        raise SidecarError(f"The mapped index gives {row['path']} a timescale of {row['timescale']}.")
     arrays = {
         name: EncodedArray(*(row[f"{name}_{part}"] for part in EncodedArray._fields)) for name in ENCODED
     }

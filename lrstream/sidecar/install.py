@@ -55,7 +55,7 @@ def storage_errors(path: Path, *, needed_bytes: int | None = None) -> Iterator[N
         needed_bytes: How much the write needs at least, when that is known.
 
     Raises:
-        DiskFullError: No space is left, or a quota is exhausted.
+        DiskFullError: No space is left, a quota is exhausted, or files may not be that large.
         AccessError: The directory may not be written.
     """
     try:
@@ -72,6 +72,14 @@ def storage_errors(path: Path, *, needed_bytes: int | None = None) -> Iterator[N
                 path=str(path),
                 needed_bytes=needed_bytes,
                 free_bytes=free,
+            ) from error
+        if error.errno == errno.EFBIG:
+            raise DiskFullError(
+                f"{path} would become larger than files may be here ({error.strerror}).",
+                hint="Raise the limit (`ulimit -f`), or choose a place on another file system.",
+                path=str(path),
+                needed_bytes=needed_bytes,
+                free_bytes=_free_bytes(path),
             ) from error
         if error.errno in _FORBIDDEN:
             raise AccessError(

@@ -34,8 +34,9 @@ LOG_INTERVAL_VARIABLE = "LRSTREAM_LOG_INTERVAL_S"
 # A build that takes longer than this is announced, and reported so often.
 _TOLD_AFTER_S = 2.0
 _TOLD_EVERY_S = 15.0
-# Refill stalls that take more of the time than this are worth a warning.
+# Refill stalls that take more of the time than this, and more than so many seconds, are worth a warning.
 _STALLED_SHARE = 0.1
+_STALLED_S = 1.0
 
 
 def log_interval_s() -> float:
@@ -102,7 +103,7 @@ class PeriodicReport:
             storage["slept_s"],
         )
         # The first stall is the filling of the pool.
-        if self._samples and stall_s > _STALLED_SHARE * seconds:
+        if self._samples and stall_s > max(_STALLED_S, _STALLED_SHARE * seconds):
             logger.warning(
                 "%s: refill stalls are high: %d took %.1f of %.1f s (wait for a sample: p95 %.1f ms, "
                 "p99 %.1f ms). Compare p95 and p99 of the batch wait, reduce contention on the network, "

@@ -27,7 +27,7 @@ SMALL = DemoSpec(
 
 
 @contextmanager
-def as_worker(dataset: object, number: int, num_workers: int) -> Iterator[None]:
+def as_worker(dataset: StreamingLeRobotDataset, number: int, num_workers: int) -> Iterator[None]:
     """Make `get_worker_info()` say that this is a DataLoader worker; with 0 workers nothing."""
     before = torch_worker._worker_info
     if num_workers:

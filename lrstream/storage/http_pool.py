@@ -6,6 +6,7 @@ carries requests over kept-alive connections, through the proxies that the envir
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ _MAX_SHOWN_CHARACTERS = 300
 
 _TOKEN = re.compile(r"\bhf_[A-Za-z0-9_]{3,}|(?i:bearer)\s+[^\s'\"]+")
 _QUERY = re.compile(r"(https?://[^\s?'\"<>]+)\?[^\s'\"<>)]+")
+_ANY_QUERY = re.compile(r"\?[^\s'\"<>]+")
 _SECRET_PARAMETER = re.compile(
     r"(?i)\b(signature|x-amz-[a-z-]+|policy|key-pair-id|sig|token|expires|awsaccesskeyid|x-goog-[a-z-]+)"
     r"\s*[=:]\s*[^\s&'\"<>,;]+"
@@ -36,6 +38,27 @@ def redact(text: str) -> str:
     text = _QUERY.sub(r"\1?...", text)
     text = _SECRET_PARAMETER.sub(r"\1=...", text)
     return _TOKEN.sub("...", text)
+
+
+class _WithoutQueries(logging.Filter):
+    """Takes query strings, which may be signatures, out of the URLs in another library's log records."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.args, tuple):
+            record.args = tuple(
+                argument
+                if isinstance(argument, (int, float))
+                else redact(_ANY_QUERY.sub("?...", str(argument)))
+                for argument in record.args
+            )
+        return True
+
+
+# These libraries log the whole URL of each request, and the URLs are ours: redirects to signed places.
+# httpx (httpx2) carries the Hub client's requests, and does so at level INFO.
+_WITHOUT_QUERIES = _WithoutQueries()
+for _library in ("urllib3.connectionpool", "httpx", "httpx2"):
+    logging.getLogger(_library).addFilter(_WITHOUT_QUERIES)
 
 
 def host_of(url: str) -> str:

@@ -137,7 +137,11 @@ def test_a_new_commit_leaves_the_old_one_usable(
         assert dataset.root.endswith(new)
     # The other commit's sidecar is not even downloaded: its name tells.
     assert hub.log.count(r"\.npz") == 0
-    assert hub.log.count(r"\.mp4$", server="cdn") == len(files_of(standard_dataset))
+    # Of the videos only the one that changed is indexed again (SC-13).
+    assert {record.path for record in hub.log.records(r"\.mp4$", server="cdn")} == {
+        record.path for record in hub.log.records(f"{video}$", server="cdn")
+    }
+    assert hub.log.count(f"{video}$", server="cdn") == 1
 
 
 def files_of(dataset: WrittenDataset) -> set[str]:

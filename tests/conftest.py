@@ -12,11 +12,12 @@ import pytest
 # huggingface_hub reads its settings when it is imported, before any fixture runs. So the session has a
 # home of its own first, and each test another one.
 _SESSION_HOME = tempfile.mkdtemp(prefix="lrstream-tests-")
+# Port 9 (discard) of this machine: a test that asks for the real Hub by mistake is refused at once.
+_NOWHERE = "http://127.0.0.1:9"
 _UNSET = (
     "HF_TOKEN",
     "HUGGING_FACE_HUB_TOKEN",
     "HF_TOKEN_PATH",
-    "HF_ENDPOINT",
     "HF_HUB_OFFLINE",
     "HF_HUB_CACHE",
     "HF_XET_CACHE",
@@ -44,6 +45,7 @@ os.environ.update(_homes(Path(_SESSION_HOME)))
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 for _name in _UNSET:
     os.environ.pop(_name, None)
+os.environ["HF_ENDPOINT"] = _NOWHERE
 
 # ruff: noqa: E402
 import huggingface_hub.constants  # noqa: F401  (reads the environment now, in every session alike)
@@ -64,6 +66,7 @@ def isolated_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
         monkeypatch.setenv(name, value)
     for name in _UNSET:
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", _NOWHERE)
     return home
 
 

@@ -91,10 +91,10 @@ def ranges_by_file(records: Iterable[RequestRecord]) -> dict[str, Counter[Range]
     return ranges
 
 
-def hurry_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short waits between attempts wherever no policy is given."""
+def hurry_retries(monkeypatch: pytest.MonkeyPatch, max_attempts: int = 4) -> None:
+    """Short waits between attempts, and so many of them, wherever no policy is given."""
     initializer: Any = RetryPolicy.__init__
-    monkeypatch.setattr(initializer, "__defaults__", (4, 0.01, 0.02, 20.0, 0.25))
+    monkeypatch.setattr(initializer, "__defaults__", (max_attempts, 0.01, 0.02, 20.0, 0.25))
 
 
 def assert_no_credentials(hub: LoopbackHub, root: Path) -> None:

@@ -6,6 +6,7 @@ can be made again from the dataset.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -177,34 +178,38 @@ def _sidecars(home: Path, now: float, idle_s: float, indexes: list[CacheEntry]) 
     newest: dict[tuple[str, str, str], float] = {}
     read: list[tuple[Path, SidecarIdentity | str]] = []
     for path in _files(home / _SIDECARS):
-        if path.name.startswith(f"mp4-v{SCHEMA_VERSION}-") and path.suffix == ".npz":
-            identity = _identity(path)
-            read.append((path, identity))
-            if not isinstance(identity, str):
-                key = (identity.repo_id, identity.revision, identity.data_root)
-                newest[key] = max(newest.get(key, 0.0), path.stat().st_mtime)
-        elif path.suffix == ".npz":
-            entries.append(_entry(path, "other", "foreign", "another version of the format; never touched"))
+        with _unless_gone():
+            if path.name.startswith(f"mp4-v{SCHEMA_VERSION}-") and path.suffix == ".npz":
+                identity = _identity(path)
+                if not isinstance(identity, str):
+                    key = (identity.repo_id, identity.revision, identity.data_root)
+                    newest[key] = max(newest.get(key, 0.0), path.stat().st_mtime)
+                read.append((path, identity))
+            elif path.suffix == ".npz":
+                entries.append(
+                    _entry(path, "other", "foreign", "another version of the format; never touched")
+                )
     for path, identity in read:
-        if isinstance(identity, str):
-            entries.append(_entry(path, "sidecar", "damaged", identity, is_removable=True))
-            continue
-        state, reason = "current", ""
-        mtime = path.stat().st_mtime
-        if mtime < newest[identity.repo_id, identity.revision, identity.data_root]:
-            state, reason = "superseded", "a newer sidecar of the same dataset exists"
-        last_used = max(mtime, used.get(Path(os.path.realpath(path)), 0.0))
-        entries.append(
-            _entry(
-                path,
-                "sidecar",
-                state,
-                reason,
-                is_removable=state == "superseded" and now - last_used >= idle_s,
-                identity=identity,
-                last_used=last_used,
+        with _unless_gone():
+            if isinstance(identity, str):
+                entries.append(_entry(path, "sidecar", "damaged", identity, is_removable=True))
+                continue
+            state, reason = "current", ""
+            mtime = path.stat().st_mtime
+            if mtime < newest[identity.repo_id, identity.revision, identity.data_root]:
+                state, reason = "superseded", "a newer sidecar of the same dataset exists"
+            last_used = max(mtime, used.get(Path(os.path.realpath(path)), 0.0))
+            entries.append(
+                _entry(
+                    path,
+                    "sidecar",
+                    state,
+                    reason,
+                    is_removable=state == "superseded" and now - last_used >= idle_s,
+                    identity=identity,
+                    last_used=last_used,
+                )
             )
-        )
     return entries
 
 
@@ -222,26 +227,28 @@ def _indexes(home: Path, now: float, idle_s: float) -> list[CacheEntry]:
     known = {generation.path: generation for generation in list_generations(home)}
     entries: list[CacheEntry] = []
     for path in _files(top / _FAMILY):
-        if path.suffix != ".arrow":
-            continue
-        generation = known.get(path)
-        archive = None if generation is None else generation.archive
-        if generation is not None and generation.current:
-            entries.append(_entry(path, "index", "current", "", archive=archive))
-            continue
-        if generation is None:
-            state, reason = "orphan", "nothing says which sidecar it was made from"
-        elif not generation.archive.exists():
-            state, reason = "orphan", "its sidecar is gone"
-        else:
-            state, reason = "superseded", "its sidecar has been replaced"
-        entry = _entry(path, "index", state, reason, archive=archive)
-        is_idle = now - entry.last_used >= idle_s
-        entries.append(_entry(path, "index", state, reason, archive=archive, is_removable=is_idle))
+        with _unless_gone():
+            if path.suffix != ".arrow":
+                continue
+            generation = known.get(path)
+            archive = None if generation is None else generation.archive
+            if generation is not None and generation.current:
+                entries.append(_entry(path, "index", "current", "", archive=archive))
+                continue
+            if generation is None:
+                state, reason = "orphan", "nothing says which sidecar it was made from"
+            elif not generation.archive.exists():
+                state, reason = "orphan", "its sidecar is gone"
+            else:
+                state, reason = "superseded", "its sidecar has been replaced"
+            entry = _entry(path, "index", state, reason, archive=archive)
+            is_idle = now - entry.last_used >= idle_s
+            entries.append(_entry(path, "index", state, reason, archive=archive, is_removable=is_idle))
     if top.is_dir():
         for other in sorted(top.iterdir()):
-            if other.name != _FAMILY:
-                entries.append(_foreign(other))
+            with _unless_gone():
+                if other.name != _FAMILY:
+                    entries.append(_foreign(other))
     return entries
 
 
@@ -254,7 +261,8 @@ def _unfinished(top: Path) -> list[CacheEntry]:
             state, reason = "in progress", "being written now"
             if path in abandoned:
                 state, reason = "abandoned", "the process that wrote it has ended"
-            entries.append(_entry(path, "unfinished", state, reason, is_removable=path in abandoned))
+            with _unless_gone():
+                entries.append(_entry(path, "unfinished", state, reason, is_removable=path in abandoned))
     return entries
 
 
@@ -264,18 +272,24 @@ def _journals(home: Path, now: float, idle_s: float) -> list[CacheEntry]:
     for path in _files(home / _SIDECARS):
         if not path.name.endswith(JOURNAL_SUFFIX):
             continue
-        last_used = path.stat().st_mtime
-        state, reason = "resumable", "an interrupted build; the next one of this dataset continues it"
-        if inspect_lock(lock_of(path)).held:
-            state, reason = "in progress", "a build is under way"
-        elif path.with_name(path.name.removesuffix(JOURNAL_SUFFIX)).exists():
-            # Killed after the sidecar was installed and before the journal was removed.
-            state, reason = "abandoned", "its sidecar is complete"
-        is_removable = state == "abandoned" or (state == "resumable" and now - last_used >= idle_s)
-        entries.append(
-            _entry(path, "unfinished", state, reason, is_removable=is_removable, last_used=last_used)
-        )
+        with _unless_gone():
+            last_used = path.stat().st_mtime
+            state, reason = "resumable", "an interrupted build; the next one of this dataset continues it"
+            if inspect_lock(lock_of(path)).held:
+                state, reason = "in progress", "a build is under way"
+            elif path.with_name(path.name.removesuffix(JOURNAL_SUFFIX)).exists():
+                # Killed after the sidecar was installed and before the journal was removed.
+                state, reason = "abandoned", "its sidecar is complete"
+            is_removable = state == "abandoned" or (state == "resumable" and now - last_used >= idle_s)
+            entries.append(
+                _entry(path, "unfinished", state, reason, is_removable=is_removable, last_used=last_used)
+            )
     return entries
+
+
+def _unless_gone() -> contextlib.AbstractContextManager[bool | None]:
+    """Passes over a file that another process has removed since it was listed."""
+    return contextlib.suppress(FileNotFoundError)
 
 
 def _entry(

@@ -45,6 +45,7 @@ IDLE_S = 600.0
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 _RECORD_EVERY_S = 0.5
+_DIRECTORY_ATTEMPTS = 5
 _NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
@@ -118,9 +119,7 @@ class ProcessLock:
             SidecarLockTimeoutError: It was held by another process all the time.
             AccessError: The lock file cannot be created.
         """
-        with storage_errors(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._choose_kind()
+        self._prepare()
         start = time.monotonic()
         pause, next_log = _FIRST_PAUSE_S, start + LOG_EVERY_S
         while not self._try():
@@ -175,6 +174,19 @@ class ProcessLock:
     ) -> None:
         self.release()
 
+    def _prepare(self) -> None:
+        """Make the directory, and find out which kind of lock works there."""
+        with storage_errors(self.path):
+            for attempt in range(_DIRECTORY_ATTEMPTS):
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    self._choose_kind()
+                    return
+                except FileNotFoundError:
+                    # Pruning removes directories that are empty, and this one was just now.
+                    if attempt + 1 == _DIRECTORY_ATTEMPTS:
+                        raise
+
     def _choose_kind(self) -> None:
         if _flock_works(self.path):
             self._native = FileLock(self.path, thread_local=False, mode=0o666)
@@ -190,6 +202,9 @@ class ProcessLock:
             with storage_errors(self.path):
                 self._native.acquire(timeout=0)
         except Timeout:
+            return False
+        except FileNotFoundError:
+            self._prepare()
             return False
         return True
 

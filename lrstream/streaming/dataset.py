@@ -273,7 +273,7 @@ class StreamingLeRobotDataset(ResumableDataset):
         worker = get_worker_info()
         number, num_workers = (0, 0) if worker is None else (worker.id, worker.num_workers)
         try:
-            refuse_sharding(None if worker is None else worker.dataset)
+            refuse_sharding(getattr(worker, "dataset", None))
             progress = self._checkpoint.begin(number, num_workers)
         except UsageError as error:
             if worker is None:

@@ -32,6 +32,8 @@ __all__ = [
 DEFAULT_SEED = 42
 DEFAULT_POOL_SIZE = 32
 DEFAULT_BYTE_BUDGET_GB = 8
+# No job is larger; a number beyond it comes from a damaged state, and would ask for as many shares.
+_MOST_PROCESSES = 1 << 16
 
 Frames = Sequence[npt.NDArray[np.integer]]
 
@@ -68,6 +70,10 @@ class PlanSettings:
             value = getattr(self, name)
             if not least <= value < 2**64:
                 raise UsageError(f"{name} is {value}, expected an integer in [{least}, 2**64).")
+        for name in ("world_size", "num_workers"):
+            value = getattr(self, name)
+            if value > _MOST_PROCESSES:
+                raise UsageError(f"{name} is {value}, expected at most {_MOST_PROCESSES}.")
         for name in ("episode_pool_size", "byte_budget_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -374,3 +374,10 @@ def test_remaining_frames_cannot_be_forgotten() -> None:
 def test_nothing_delivered_leaves_everything() -> None:
     frames = remaining_after((), [3, 2], seed=1, epoch=0)
     assert [f.tolist() for f in frames] == [[0, 1, 2], [0, 1]]
+
+
+@pytest.mark.parametrize("name", ["num_workers", "world_size"])
+def test_numbers_of_no_real_job_are_refused_before_shares_are_made(name: str) -> None:
+    values = make_state().to_dict() | {name: 10**9}
+    with pytest.raises(UsageError, match=f"{name} is 1000000000, expected at most"):
+        LoaderState.from_dict(values)

@@ -181,6 +181,9 @@ class _FreshIndex:
     def track(self, file_path: str) -> TrackIndex:
         return index_source(self._store, SourceFile(file_path))
 
+    def fingerprint(self, file_path: str) -> None:
+        """The tables were read from the file as it is."""
+
     def close(self) -> None:
         """Nothing is held."""
 

@@ -43,6 +43,7 @@ _METADATA = frozenset(
     for name in ("format", "key", "num_files", "repo_id", "revision", "data_root", "identity_checksum")
 )
 
+_REMOVED = "It was removed: open the dataset again, and it is made again from the sidecar."
 _REMAKE = "Remove this file; it will be made again from the sidecar."
 
 Result = TypeVar("Result")
@@ -66,6 +67,10 @@ class SampleIndex(Protocol):
 
         Cheap to ask for again; keep spans rather than records. Raises NotFoundError and SidecarError.
         """
+        ...
+
+    def fingerprint(self, file_path: str) -> str | None:
+        """Fingerprint of one source file when it was indexed; None where the storage needs none."""
         ...
 
     def close(self) -> None:
@@ -192,12 +197,14 @@ class MappedIndex:
             {path: text for path, text in zip(paths, fingerprints, strict=True) if text is not None},
         )
         if identity_checksum(identity) != self._metadata["lrstream.identity_checksum"]:
-            raise SidecarError(
-                f"The mapped index {self.path} is damaged: its identity does not match its checksum.",
-                hint=_REMAKE,
-                path=str(self.path),
-            )
+            raise self._damaged("its identity does not match its checksum.")
         return identity
+
+    def fingerprint(self, file_path: str) -> str | None:
+        """Fingerprint of one source file when it was indexed; None where the storage needs none."""
+        mapping = self._mapping.get()
+        with mapping.lock:
+            return self._guarded(partial(self._read_fingerprint, mapping, file_path))
 
     def track(self, file_path: str) -> TrackIndex:
         """The record of one source file; arrays are int64 and float64, read-only.
@@ -209,10 +216,18 @@ class MappedIndex:
         mapping = self._mapping.get()
         with mapping.lock:
             record = mapping.get(file_path)
-            if record is None:
-                record = self._guarded(partial(self._read, mapping, file_path))
+            if record is not None:
+                return record
+            record = self._guarded(partial(self._read, mapping, file_path))
+            if record is not None:
                 mapping.put(file_path, record)
-            return record
+                return record
+        self.identity  # noqa: B018 - a damaged path is not found either, and must not look like a mistake
+        raise NotFoundError(
+            f"{file_path} is not in the index {self.path} ({len(self)} source files).",
+            hint="The sidecar belongs to another selection or revision of the dataset.",
+            file_path=file_path,
+        )
 
     def close(self) -> None:
         """Unmap the file in this process, as far as no array still refers to it."""
@@ -224,14 +239,10 @@ class MappedIndex:
     def __repr__(self) -> str:
         return f"MappedIndex({str(self.path)!r}, {len(self)} files)"
 
-    def _read(self, mapping: _Mapping, file_path: str) -> TrackIndex:
+    def _read(self, mapping: _Mapping, file_path: str) -> TrackIndex | None:
         found = _find(mapping, mapping.open(self.path).num_record_batches, file_path)
         if found is None:
-            raise NotFoundError(
-                f"{file_path} is not in the index {self.path} ({len(self)} source files).",
-                hint="The sidecar belongs to another selection or revision of the dataset.",
-                file_path=file_path,
-            )
+            return None
         batch, place = found
         row: dict[str, Any] = {}
         for number, name in enumerate(SCHEMA.names):
@@ -239,6 +250,14 @@ class MappedIndex:
             # Arrays stay where they are mapped; only scalars become Python objects.
             row[name] = cell.as_buffer() if name.endswith("_data") else cell.as_py()
         return track_from_row(row)
+
+    def _read_fingerprint(self, mapping: _Mapping, file_path: str) -> str | None:
+        found = _find(mapping, mapping.open(self.path).num_record_batches, file_path)
+        if found is None:
+            return None
+        batch, place = found
+        fingerprint: str | None = batch.column(SCHEMA.names.index("fingerprint"))[place].as_py()
+        return fingerprint
 
     def _column(self, name: str) -> list[Any]:
         mapping = self._mapping.get()
@@ -259,10 +278,19 @@ class MappedIndex:
             return read()
         except (pa.ArrowException, OSError, ValueError, IndexError, OverflowError) as error:
             if isinstance(error, LrstreamError) and error.hint is not None:
-                raise
-            raise SidecarError(
-                f"The mapped index {self.path} is damaged: {error}", hint=_REMAKE, path=str(self.path)
-            ) from error
+                raise  # says by itself what to do; not about damage
+            raise self._damaged(str(error)) from error
+
+    def _damaged(self, what: str) -> SidecarError:
+        """The error for a damaged file, which is taken away so that it is not found damaged again."""
+        try:
+            self.path.unlink(missing_ok=True)
+            hint = _REMOVED
+        except OSError:
+            hint = _REMAKE
+        return SidecarError(
+            f"The mapped index {self.path} is damaged: {what}", hint=hint, path=str(self.path)
+        )
 
 
 class _OpenArchive(_RecordCache):
@@ -308,6 +336,10 @@ class ArchiveIndex:
                 record = self._reader(archive).track(file_path)
                 archive.put(file_path, record)
             return record
+
+    def fingerprint(self, file_path: str) -> str | None:
+        """Fingerprint of one source file when it was indexed; None where the storage needs none."""
+        return self.identity.source_fingerprints.get(file_path)
 
     def close(self) -> None:
         """Close the archive in this process."""

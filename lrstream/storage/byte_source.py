@@ -40,6 +40,14 @@ class ByteSource(Protocol):
         """The bytes of ``[start, min(stop, size))`` and the size of the whole object in bytes."""
         ...
 
+    def expect(self, fingerprint: str) -> None:
+        """Refuse reads (TransferError) where the storage can tell that the content is not this one.
+
+        Args:
+            fingerprint: As in `FileInfo`, of the content that was indexed.
+        """
+        ...
+
     def close(self) -> None:
         """Release the handle of this process. A later read opens the object again."""
         ...

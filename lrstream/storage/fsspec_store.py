@@ -160,6 +160,10 @@ class FsspecStore:
             )
         return int(size)
 
+    def fingerprint_of(self, path: str) -> str | None:
+        """Identity of a file, asked for now; see `FileInfo.fingerprint`."""
+        return _file_info(self._info_of(path)).fingerprint
+
     def _info_of(self, path: str) -> dict[str, Any]:
         full = self._full(path)
         with self._calls(path) as filesystem:
@@ -218,6 +222,28 @@ class FsspecByteSource:
         self.path = path
         self._store = store
         self._size = size
+        self._unchecked: str | None = None
+
+    def expect(self, fingerprint: str) -> None:
+        """Compare the object's identity with this one before the first read; one request.
+
+        Later replacements show in a wrong length or in the decoder, if at all: these clients cannot make
+        a range read depend on the identity.
+        """
+        self._unchecked = fingerprint
+
+    def _check_identity(self) -> None:
+        if self._unchecked is None:
+            return
+        found = self._store.fingerprint_of(self.path)
+        if found != self._unchecked:
+            raise TransferError(
+                f"{self._store.location.root}/{self.path} was changed after it was indexed: its identity is "
+                f"{found}, expected {self._unchecked}.",
+                hint="Open the dataset again, so that it is indexed as it is now.",
+                file_path=self.path,
+            )
+        self._unchecked = None
 
     def size(self) -> int:
         """Size in bytes, asked for once unless it was given."""
@@ -230,6 +256,7 @@ class FsspecByteSource:
         check_range(self.path, start, stop)
         if start == stop:
             return b""
+        self._check_identity()
         data = self._store.read_range(self.path, start, stop)
         if len(data) != stop - start:
             raise TransferError(

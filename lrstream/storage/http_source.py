@@ -151,6 +151,13 @@ class HttpByteSource:
                 return b"", size
         return self._read(start, stop)
 
+    def expect(self, fingerprint: str) -> None:
+        """Compare the content hash with this one whenever the stable URL is asked (buckets).
+
+        On a Hub dataset the commit pins the content and there is no fingerprint to expect.
+        """
+        self._content_hash = fingerprint
+
     def close(self) -> None:
         """Forget the signed URL; the connections belong to the store."""
         self._resolution.drop()

@@ -77,7 +77,12 @@ class LocalByteSource:
         self.path = path
         self._file = file
         self._counters = counters
+        self._expected: str | None = None
         self._descriptor = PerProcess(_Descriptor, _Descriptor.close_inherited)
+
+    def expect(self, fingerprint: str) -> None:
+        """Refuse reads once the file is not the one with this fingerprint; looked at in every read."""
+        self._expected = fingerprint
 
     def size(self) -> int:
         """Size of the file now, in bytes."""
@@ -88,7 +93,7 @@ class LocalByteSource:
         """Exactly the bytes of ``[start, stop)``; TransferError if the file is shorter."""
         check_range(self.path, start, stop)
         with self._open() as number:
-            size = os.fstat(number).st_size
+            size = self._checked_size(number)
             # Asked before the read, so that an absurd range allocates nothing.
             if stop > size:
                 raise self._too_short(start, stop, size)
@@ -98,7 +103,7 @@ class LocalByteSource:
         """The bytes of ``[start, min(stop, size))`` and the size of the file."""
         check_range(self.path, start, stop)
         with self._open() as number:
-            size = os.fstat(number).st_size
+            size = self._checked_size(number)
             return self._read_exactly(number, min(start, size), min(stop, size)), size
 
     def close(self) -> None:
@@ -131,6 +136,18 @@ class LocalByteSource:
             position += len(part)
         self._counters.add(bytes_read=stop - start)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _checked_size(self, number: int) -> int:
+        status = os.fstat(number)
+        found = fingerprint_of(status)
+        if self._expected is not None and found != self._expected:
+            raise TransferError(
+                f"{self._file} was changed after it was indexed: its times are {found}, expected "
+                f"{self._expected} (modification and status change, ns).",
+                hint="Open the dataset again, so that it is indexed as it is now.",
+                file_path=self.path,
+            )
+        return status.st_size
 
     def _too_short(self, start: int, stop: int, size: int) -> TransferError:
         return TransferError(
@@ -247,5 +264,10 @@ class LocalStore:
         return f"LocalStore({self._root!r})"
 
 
+def fingerprint_of(status: os.stat_result) -> str:
+    """Modification and status change time in ns: a replaced file differs in the second at least."""
+    return f"{status.st_mtime_ns}:{status.st_ctime_ns}"
+
+
 def _info(status: os.stat_result) -> FileInfo:
-    return FileInfo(status.st_size, f"{status.st_mtime_ns}:{status.st_ctime_ns}")
+    return FileInfo(status.st_size, fingerprint_of(status))

@@ -38,6 +38,13 @@ _MOST_PROCESSES = 1 << 16
 Frames = Sequence[npt.NDArray[np.integer]]
 
 
+def _whole(name: str, value: object) -> int:
+    """An integer of any kind (numpy's, too), but no truth value and nothing that was rounded."""
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        return int(value)
+    raise UsageError(f"{name} is {value!r}, expected an integer.")
+
+
 @dataclass(frozen=True, slots=True)
 class PlanSettings:
     """Everything that decides the order of anchors, apart from the episodes themselves.
@@ -67,7 +74,8 @@ class PlanSettings:
         if self.seed is None:
             object.__setattr__(self, "seed", DEFAULT_SEED)
         for name, least in (("seed", 0), ("epoch", 0), ("world_size", 1), ("num_workers", 0), ("stage", 0)):
-            value = getattr(self, name)
+            value = _whole(name, getattr(self, name))
+            object.__setattr__(self, name, value)
             if not least <= value < 2**64:
                 raise UsageError(f"{name} is {value}, expected an integer in [{least}, 2**64).")
         for name in ("world_size", "num_workers"):

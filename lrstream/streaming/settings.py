@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from lrstream.errors import UsageError
@@ -118,6 +119,9 @@ def distributed_place(rank: int | None, world_size: int | None) -> tuple[int, in
             f"rank is {rank} and world_size is {world_size}: give both of them, or neither "
             "(then torch.distributed or the variables RANK and WORLD_SIZE say it)."
         )
+    for name, value in (("rank", rank), ("world_size", world_size)):
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+            raise UsageError(f"{name} is {value!r}, expected an integer.")
     if world_size < 1 or not 0 <= rank < world_size:
         raise UsageError(f"Rank {rank} is outside of a world of {world_size} ranks.")
     return int(rank), int(world_size)

@@ -31,6 +31,10 @@ class TrackSource(Protocol):
         """Index of one file of the dataset."""
         ...
 
+    def fingerprint(self, file_path: str) -> str | None:
+        """Fingerprint of a file when it was indexed; None where the storage needs none."""
+        ...
+
     def close(self) -> None:
         """Release what this process holds of it."""
         ...
@@ -82,7 +86,11 @@ class VideoFiles:
             file = self._files.get(path)
             if file is None:
                 track = self._tracks.track(path)
-                file = self._files[path] = VideoFile(track, self._store.open(path, track.file_size))
+                source = self._store.open(path, track.file_size)
+                fingerprint = self._tracks.fingerprint(path)
+                if fingerprint is not None:
+                    source.expect(fingerprint)  # replaced since, its bytes are not where the index says
+                file = self._files[path] = VideoFile(track, source)
             self._files.move_to_end(path)
             file.num_users += 1
         try:

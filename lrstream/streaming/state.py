@@ -143,6 +143,8 @@ class LoaderState:
                 f"A loader cannot be at batch {self.num_batches} of batch size {self.batch_size}."
             )
         _ = self.settings  # refuses what no plan can be made of
+        if not 0 <= self.rank < self.world_size:
+            raise UsageError(f"A loader state of rank {self.rank} in a world of {self.world_size} ranks.")
 
     @property
     def settings(self) -> PlanSettings:

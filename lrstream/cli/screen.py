@@ -41,7 +41,9 @@ def count(number: int) -> str:
 
 
 def megabytes(num_bytes: int) -> str:
-    """A number of bytes, in MiB with one decimal."""
+    """A number of bytes, in MiB with one decimal; in KiB where that would be next to nothing."""
+    if num_bytes < 2**20:
+        return f"{num_bytes / 1024:,.1f} KiB"
     return f"{num_bytes / 2**20:,.1f} MiB"
 
 

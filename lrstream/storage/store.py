@@ -120,9 +120,9 @@ def open_store(
         TransferError: If the Hub does not answer.
     """
     if connections is not None and connections < 1:
-        raise UsageError(f"connections is {connections}, expected at least 1.")
+        raise UsageError(f"native_http_connections is {connections}, expected at least 1.")
     if subranges < 1:
-        raise UsageError(f"subranges is {subranges}, expected at least 1.")
+        raise UsageError(f"native_http_subranges is {subranges}, expected at least 1.")
     # Imported here: a local dataset needs neither fsspec's file systems nor an HTTP client.
     if location.kind == "local":
         from lrstream.storage.local import LocalStore

@@ -31,7 +31,13 @@ from lrstream.streaming.pipeline import EpochPipeline
 from lrstream.streaming.report import BuildNotice, log_interval_s, tell_partition
 from lrstream.streaming.resumable import ResumableDataset
 from lrstream.streaming.samples import ReturnUint8, Sample, SampleBuilder
-from lrstream.streaming.settings import LoaderSettings, check_mapping, check_transforms, distributed_place
+from lrstream.streaming.settings import (
+    LoaderSettings,
+    check_mapping,
+    check_timeout,
+    check_transforms,
+    distributed_place,
+)
 from lrstream.streaming.sources import TrackSource
 from lrstream.streaming.state import LoaderState, selection_digest
 from lrstream.streaming.strategies import SamplingStrategy
@@ -154,6 +160,7 @@ class StreamingLeRobotDataset(ResumableDataset):
             world_size=world_size,
         )
         check_transforms(image_transforms)
+        check_timeout("sidecar_lock_timeout_s", sidecar_lock_timeout_s)
         check_mapping("delta_timestamps", delta_timestamps)
         check_mapping("storage_options", storage_options)
         location = parse_location(repo_id if root is None else root, repo_type=repo_type, revision=revision)

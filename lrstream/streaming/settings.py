@@ -145,6 +145,12 @@ def _surroundings() -> tuple[int | None, int | None]:
     return numbers[0], numbers[1]
 
 
+def check_timeout(name: str, seconds: object) -> None:
+    """Refuse a number of seconds that nobody can wait."""
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
+        raise UsageError(f"{name} is {seconds!r}, expected seconds, 0 or more.")
+
+
 def check_transforms(transforms: Callable[..., Any] | None) -> None:
     """Refuse image transforms that cannot be called."""
     if transforms is not None and not callable(transforms):

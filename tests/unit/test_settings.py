@@ -33,6 +33,6 @@ def test_ranks_are_integers(rank: Any, world_size: Any) -> None:
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), "5", None, True])
 def test_a_timeout_is_a_number_of_seconds(seconds: Any) -> None:
-    with pytest.raises(UsageError, match="sidecar_lock_timeout_s is .* expected seconds, 0 or more"):
+    with pytest.raises(UsageError, match=r"sidecar_lock_timeout_s is .* expected seconds, 0 or more"):
         check_timeout("sidecar_lock_timeout_s", seconds)
     check_timeout("sidecar_lock_timeout_s", 0)

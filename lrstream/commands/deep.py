@@ -151,7 +151,7 @@ def compare_pictures(
     Raises:
         LrstreamError: The metadata of the dataset, or the sidecar as a whole, cannot be used.
     """
-    layout = open_metadata(options)
+    layout = open_metadata(options, contradictions=[])  # which `validate_target` has listed
     spec = None if episodes is None else parse_episode_spec(episodes)
     available = layout.episodes.episode_index.tolist()
     positions = resolve_selection(layout, None if spec is None else spec.select(available))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lrstream.commands.opened import open_dataset as open_plainly
 from lrstream.commands.progress import Progress, no_progress
-from lrstream.errors import UsageError
+from lrstream.errors import DatasetFormatError, UsageError
 from lrstream.index.open import open_index
 from lrstream.layout.layout import DatasetLayout
 from lrstream.sidecar.build import BuildProgress
@@ -63,13 +63,24 @@ class InspectedDataset:
     origin: str | None
 
 
-def open_metadata(options: SourceOptions) -> DatasetLayout:
+def open_metadata(
+    options: SourceOptions, *, contradictions: list[DatasetFormatError] | None = None
+) -> DatasetLayout:
     """Metadata alone; neither looks for a sidecar nor touches a video.
+
+    Args:
+        options: The dataset.
+        contradictions: As in `load_layout`.
 
     Raises:
         UsageError, NotFoundError, AccessError, DatasetFormatError, TransferError: As `load_layout`.
     """
-    return open_plainly(options.source, repo_type=options.repo_type, revision=options.revision).layout
+    return open_plainly(
+        options.source,
+        repo_type=options.repo_type,
+        revision=options.revision,
+        contradictions=contradictions,
+    ).layout
 
 
 @contextmanager

@@ -11,12 +11,12 @@ from typing import Any
 from lrstream.commands.episode_spec import parse_episode_spec
 from lrstream.commands.opened import OpenedDataset, open_dataset
 from lrstream.commands.progress import Progress, no_progress
-from lrstream.errors import NotFoundError, SidecarError, UsageError
+from lrstream.errors import DatasetFormatError, NotFoundError, SidecarError, UsageError
 from lrstream.layout.layout import resolve_selection
 from lrstream.sidecar.archive import ArchiveReader
 from lrstream.sidecar.build import request_identity
 from lrstream.sidecar.identity import cache_path
-from lrstream.sidecar.problems import Problem
+from lrstream.sidecar.problems import Problem, problem_of
 from lrstream.sidecar.validate import validate_archive, validate_dataset, validate_sidecar
 from lrstream.storage.home import lerobot_home
 from lrstream.storage.location import RepoType
@@ -130,7 +130,10 @@ def validate_target(
     if is_file and source is None:
         path = Path(target).expanduser()
         return result(path, validate_archive(path, progress=tell), None, None)
-    dataset = open_dataset(source or target, repo_type=repo_type, revision=revision)
+    contradictions: list[DatasetFormatError] = []
+    dataset = open_dataset(
+        source or target, repo_type=repo_type, revision=revision, contradictions=contradictions
+    )
     available = dataset.layout.episodes.episode_index.tolist()
     positions = resolve_selection(dataset.layout, None if spec is None else spec.select(available))
     sidecar = Path(target).expanduser() if is_file else _cached(dataset, repo_id, revision)
@@ -146,7 +149,8 @@ def validate_target(
             revision=revision if is_file else None,
             deep=deep,
         )
-    problems = check(rows=check_rows, positions=positions, progress=tell)
+    problems = [problem_of(error, code=error.fields["problem"]) for error in contradictions]
+    problems += check(rows=check_rows, positions=positions, progress=tell)
     return result(sidecar, problems, dataset, len(positions))
 
 

@@ -35,8 +35,16 @@ _CAMERA_FIELDS = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
 _MOST_FILES = 2**31
 
 
-def load_episodes(store: DatasetStore, info: DatasetInfo) -> EpisodeTable:
+def load_episodes(
+    store: DatasetStore, info: DatasetInfo, *, contradictions: list[DatasetFormatError] | None = None
+) -> EpisodeTable:
     """Read and check all episode metadata.
+
+    Args:
+        store: The dataset.
+        info: Its info.json.
+        contradictions: Where given, every contradiction among episodes is put here instead of the first
+            one being raised, each with a ``problem`` field; the table must then not be trained from.
 
     Raises:
         NotFoundError: If there is none.
@@ -44,7 +52,7 @@ def load_episodes(store: DatasetStore, info: DatasetInfo) -> EpisodeTable:
             other or `info.json`; the message names the episode and what is wrong.
     """
     table, where = _read_table(store, info)
-    return _episode_table(table, info, where)
+    return _episode_table(table, info, where, contradictions)
 
 
 def _read_table(store: DatasetStore, info: DatasetInfo) -> tuple[pa.Table, str]:
@@ -94,12 +102,20 @@ def _metadata_files(store: DatasetStore, info: DatasetInfo) -> Iterator[tuple[st
             return
 
 
-def _episode_table(table: pa.Table, info: DatasetInfo, where: str) -> EpisodeTable:
+def _episode_table(
+    table: pa.Table, info: DatasetInfo, where: str, contradictions: list[DatasetFormatError] | None
+) -> EpisodeTable:
     checked = _Columns(table, where)
     rows = {name: checked.integers(name) for name in _ROW_COLUMNS}
     cameras = {key: _camera(checked, key, info) for key in info.video_keys}
     data_file, data_files = _files(rows["data/chunk_index"], rows["data/file_index"], info.data_path, None)
-    _check_episodes(rows, info, where)
+    _check_episodes(rows, where)
+    found = _contradictions(rows, info, where)
+    if contradictions is None:
+        for error in found:
+            raise error
+    else:
+        contradictions.extend(found)
     order = np.argsort(rows["episode_index"], kind="stable")
     lists = table.column("tasks").take(pa.array(order)) if "tasks" in table.column_names else None
     return EpisodeTable(
@@ -212,9 +228,9 @@ def _files(
     return renumbered[inverse.reshape(-1)] if paths else np.empty(0, np.int64), tuple(files)
 
 
-def _check_episodes(rows: dict[str, NDArray[np.int64]], info: DatasetInfo, where: str) -> None:
+def _check_episodes(rows: dict[str, NDArray[np.int64]], where: str) -> None:
+    """Refuse what no table can be made of."""
     episodes, length = rows["episode_index"], rows["length"]
-    first, stop = rows["dataset_from_index"], rows["dataset_to_index"]
 
     def fail(row: int, problem: str) -> DatasetFormatError:
         return DatasetFormatError(
@@ -236,35 +252,54 @@ def _check_episodes(rows: dict[str, NDArray[np.int64]], info: DatasetInfo, where
         )
     if (bad := np.flatnonzero(length < 1)).size:
         raise fail(int(bad[0]), f"length is {length[bad[0]]}, expected at least 1 frame")
-    if (bad := np.flatnonzero(stop - first != length)).size:
-        row = int(bad[0])
-        raise fail(
+
+
+def _contradictions(
+    rows: dict[str, NDArray[np.int64]], info: DatasetInfo, where: str
+) -> Iterator[DatasetFormatError]:
+    """Everything in which episodes contradict themselves, each other or info.json."""
+    episodes, length = rows["episode_index"], rows["length"]
+    first, stop = rows["dataset_from_index"], rows["dataset_to_index"]
+
+    def fail(row: int, code: str, problem: str) -> DatasetFormatError:
+        episode = int(episodes[row])
+        return DatasetFormatError(
+            f"{where}: episode {episode}: {problem}.", problem=code, episode_index=episode, file_path=where
+        )
+
+    for row in np.flatnonzero(stop - first != length).tolist():
+        yield fail(
             row,
+            "episode-length",
             f"dataset_from_index {first[row]} to dataset_to_index {stop[row]} are {stop[row] - first[row]} "
             f"frames, but length is {length[row]}",
         )
     by_index = np.argsort(first, kind="stable")
-    overlap = np.flatnonzero(stop[by_index][:-1] > first[by_index][1:])
-    if overlap.size:
-        one, two = int(by_index[overlap[0]]), int(by_index[overlap[0] + 1])
-        raise fail(
+    for place in np.flatnonzero(stop[by_index][:-1] > first[by_index][1:]).tolist():
+        one, two = int(by_index[place]), int(by_index[place + 1])
+        yield fail(
             two,
+            "rows-overlap",
             f"its frames [{first[two]}, {stop[two]}) overlap those of episode {episodes[one]}, "
             f"[{first[one]}, {stop[one]})",
         )
-    _check_totals(len(episodes), int(length.sum()), info, where)
+    yield from _wrong_totals(len(episodes), int(length.sum()), info, where)
 
 
-def _check_totals(num_episodes: int, num_frames: int, info: DatasetInfo, where: str) -> None:
+def _wrong_totals(
+    num_episodes: int, num_frames: int, info: DatasetInfo, where: str
+) -> Iterator[DatasetFormatError]:
     for name, declared, found in (
         ("total_episodes", info.total_episodes, num_episodes),
         ("total_frames", info.total_frames, num_frames),
     ):
         if declared is not None and declared != found:
-            raise DatasetFormatError(
+            yield DatasetFormatError(
                 f"{where} describes {found} {name.removeprefix('total_')}, but meta/info.json says {name} is "
                 f"{declared}.",
                 hint="Files of meta/episodes are missing or outdated; download or convert the dataset again.",
+                problem="totals-differ",
+                file_path=where,
             )
 
 

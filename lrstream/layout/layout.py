@@ -66,15 +66,23 @@ class DatasetLayout:
         return {name: value for name, value in self.__dict__.items() if name != "stats"}
 
 
-def load_layout(store: DatasetStore) -> DatasetLayout:
+def load_layout(
+    store: DatasetStore, *, contradictions: list[DatasetFormatError] | None = None
+) -> DatasetLayout:
     """Read and check all metadata of a dataset (DS-2, DS-5).
+
+    Args:
+        store: The dataset.
+        contradictions: As in `load_episodes`: for checks that list everything.
 
     Raises:
         NotFoundError: If a file is missing.
         DatasetFormatError: If the version is not v3.x, or something is malformed or contradictory.
     """
     info = load_info(store)
-    return DatasetLayout(info, load_tasks(store), load_episodes(store, info), store)
+    return DatasetLayout(
+        info, load_tasks(store), load_episodes(store, info, contradictions=contradictions), store
+    )
 
 
 def resolve_selection(

@@ -28,6 +28,9 @@ PROBLEM_CODES: Mapping[str, str] = {
     "picture-count": "an episode's time range holds another number of pictures than the episode has frames",
     "picture-undecodable": "some of an episode's pictures precede the first keyframe of the file",
     "episodes-overlap": "two episodes claim the same stretch of a video",
+    "episode-length": "the length of an episode is not that of its range of rows",
+    "rows-overlap": "two episodes claim the same rows of the dataset",
+    "totals-differ": "info.json counts other episodes or frames than the episode metadata",
     "rows-invalid": "a table does not hold exactly the rows of an episode",
     "row-times": "timestamps of an episode's rows are not multiples of one frame",
 }

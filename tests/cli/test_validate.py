@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from lrstream.commands.validate import is_sidecar_file
 from lrstream.demo import WrittenDataset
 from tests.cli.program import Program
 from tests.support.datasets import copy_dataset
-from tests.support.faults import FAULTS
+from tests.support.faults import FAULTS, edit_episodes, lfs_pointer, replace_mp4
 
 
 @pytest.fixture
@@ -102,6 +103,8 @@ FINDINGS = {
     "parquet_without_footer": {"rows-invalid"},
     "missing_parquet": {"rows-invalid"},
     "wrong_data_file": {"rows-invalid"},
+    "wrong_length": {"episode-length"},
+    "overlapping_rows": {"rows-overlap"},
 }
 
 
@@ -117,6 +120,45 @@ def test_faults_are_findings(fault: str, dataset: Path, lrstream: Program) -> No
     if broken.episode is not None and fault != "drifting_clock":
         assert broken.episode in [item["episode_index"] for item in matching]
     assert lrstream("validate", dataset).code == 3
+
+
+def test_one_fault_of_each_kind_are_listed_in_one_run(
+    dataset: Path, sidecar: Path, lrstream: Program
+) -> None:
+    def change(row: dict[str, Any]) -> None:
+        if row["episode_index"] == 3:
+            row["length"] += 1
+        if row["episode_index"] == 4:
+            row["dataset_from_index"] -= 2
+            row["length"] += 2
+
+    edit_episodes(dataset, change)
+    expected = {("episode-length", 3), ("rows-overlap", 4)}
+    for fault, code in (
+        ("span_past_end", "span-outside-file"),
+        ("wrong_data_file", "rows-invalid"),
+        ("drifting_clock", "picture-missing"),
+    ):
+        expected.add((code, FAULTS[fault](dataset).episode or 0))
+    videos = sorted(path.relative_to(dataset).as_posix() for path in dataset.glob("videos/*/*/*.mp4"))
+    replaced, missing, pointer = videos[0], videos[-3], videos[-2]
+    replace_mp4(dataset / replaced)
+    (dataset / missing).unlink()
+    lfs_pointer(dataset / pointer)
+
+    outcome = lrstream("validate", sidecar, "--source", dataset, "--rows", "--deep", "--json")
+    assert outcome.without_traceback().code == 3
+    problems = outcome.document()["problems"]
+    assert expected <= {(item["code"], item["episode_index"]) for item in problems}
+    files = {(item["code"], item["source"]) for item in problems}
+    assert {
+        ("source-changed", replaced),
+        ("source-missing", missing),
+        ("mp4-malformed", pointer),
+        ("source-size", pointer),
+    } <= files
+    pointers = [item for item in problems if (item["code"], item["source"]) == ("mp4-malformed", pointer)]
+    assert "Git LFS" in pointers[0]["message"]
 
 
 @pytest.mark.parametrize(

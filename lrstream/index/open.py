@@ -8,20 +8,19 @@ pages.
 from __future__ import annotations
 
 import logging
-import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
 import pyarrow as pa
 
 from lrstream.errors import AccessError, LrstreamError, NotFoundError, SidecarError
 from lrstream.index.convert import convert
 from lrstream.index.format import FORMAT_VERSION, SCHEMA, identity_checksum, track_from_row
+from lrstream.index.from_archive import ArchiveIndex
 from lrstream.index.generation import IndexDirectory, content_key
+from lrstream.index.records import RecordCache
 from lrstream.mp4.track import TrackIndex
 from lrstream.sidecar.archive import ArchiveReader
 from lrstream.sidecar.identity import SidecarIdentity, SourceFile
@@ -33,10 +32,6 @@ from lrstream.storage.per_process import PerProcess
 __all__ = ["ArchiveIndex", "MappedIndex", "SampleIndex", "find_index", "open_index"]
 
 logger = logging.getLogger(__name__)
-
-# Decoded records kept by each process. Decoding one again costs about a millisecond for 100,000
-# pictures, so this only spares work when neighbouring episodes are planned one after the other.
-_CACHE_BYTES = 64 << 20
 
 _METADATA = frozenset(
     f"lrstream.{name}"
@@ -85,29 +80,7 @@ class HasPath(Protocol):
     def path(self) -> Path: ...
 
 
-class _RecordCache:
-    """Recently decoded records, bounded by the memory of their arrays."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self._records: OrderedDict[str, TrackIndex] = OrderedDict()
-        self._bytes = 0
-
-    def get(self, path: str) -> TrackIndex | None:
-        record = self._records.get(path)
-        if record is not None:
-            self._records.move_to_end(path)
-        return record
-
-    def put(self, path: str, record: TrackIndex) -> None:
-        self._records[path] = record
-        self._bytes += _memory(record)
-        while self._bytes > _CACHE_BYTES and len(self._records) > 1:
-            _, oldest = self._records.popitem(last=False)
-            self._bytes -= _memory(oldest)
-
-
-class _Mapping(_RecordCache):
+class _Mapping(RecordCache):
     """The mapped file in one process."""
 
     def __init__(self) -> None:
@@ -293,69 +266,6 @@ class MappedIndex:
         )
 
 
-class _OpenArchive(_RecordCache):
-    """The archive in one process."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reader: ArchiveReader | None = None
-
-
-class ArchiveIndex:
-    """The same interface over the archive itself, for caches where nothing can be written.
-
-    Costs memory in each process for the manifest of all source files. Thread-safe, picklable.
-
-    Args:
-        path: The sidecar archive.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._archive: PerProcess[_OpenArchive] = PerProcess(_OpenArchive)
-        self.paths  # noqa: B018 - opens and checks it now rather than at the first sample
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """Paths of all source files, sorted."""
-        return self.identity.paths
-
-    @property
-    def identity(self) -> SidecarIdentity:
-        """What the archive was built from."""
-        archive = self._archive.get()
-        with archive.lock:
-            return self._reader(archive).identity
-
-    def track(self, file_path: str) -> TrackIndex:
-        """The record of one source file, arrays read-only."""
-        archive = self._archive.get()
-        with archive.lock:
-            record = archive.get(file_path)
-            if record is None:
-                record = self._reader(archive).track(file_path)
-                archive.put(file_path, record)
-            return record
-
-    def fingerprint(self, file_path: str) -> str | None:
-        """Fingerprint of one source file when it was indexed; None where the storage needs none."""
-        return self.identity.source_fingerprints.get(file_path)
-
-    def close(self) -> None:
-        """Close the archive in this process."""
-        archive = self._archive.drop()
-        if archive is not None and archive.reader is not None:
-            archive.reader.close()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ArchiveIndex, (self.path,)
-
-    def _reader(self, archive: _OpenArchive) -> ArchiveReader:
-        if archive.reader is None:
-            archive.reader = ArchiveReader(self.path)
-        return archive.reader
-
-
 def find_index(archive: Path, *, home: Path | None = None) -> MappedIndex | None:
     """The mapped index of an archive as it is now, if one exists already; writes nothing."""
     generation = IndexDirectory(archive, home or lerobot_home()).current()
@@ -448,10 +358,3 @@ def _find(mapping: _Mapping, num_batches: int, path: str) -> tuple[pa.RecordBatc
         else:
             high = middle
     return (batch, low) if low < len(paths) and paths[low].as_py() == path else None
-
-
-def _memory(record: TrackIndex) -> int:
-    """Bytes of the arrays that were widened; a broadcast constant takes none."""
-    samples = record.samples
-    arrays = (getattr(samples, name) for name in samples.__slots__)
-    return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray) and any(array.strides))

@@ -160,9 +160,9 @@ class FsspecStore:
             )
         return int(size)
 
-    def fingerprint_of(self, path: str) -> str | None:
-        """Identity of a file, asked for now; see `FileInfo.fingerprint`."""
-        return _file_info(self._info_of(path)).fingerprint
+    def identity_of(self, path: str) -> str | None:
+        """What the storage itself says of a file's content, asked for now; None where it says nothing."""
+        return _identity(self._info_of(path))
 
     def _info_of(self, path: str) -> dict[str, Any]:
         full = self._full(path)
@@ -233,13 +233,15 @@ class FsspecByteSource:
         self._unchecked = fingerprint
 
     def _check_identity(self) -> None:
-        if self._unchecked is None:
+        expected = self._unchecked  # another thread may be done with it at any moment
+        if expected is None:
             return
-        found = self._store.fingerprint_of(self.path)
-        if found != self._unchecked:
+        found = self._store.identity_of(self.path)
+        # Without any identity there is nothing to compare: the index was made for this opening alone.
+        if found is not None and found != expected:
             raise TransferError(
                 f"{self._store.location.root}/{self.path} was changed after it was indexed: its identity is "
-                f"{found}, expected {self._unchecked}.",
+                f"{found}, expected {expected}.",
                 hint="Open the dataset again, so that it is indexed as it is now.",
                 file_path=self.path,
             )
@@ -280,9 +282,13 @@ class FsspecByteSource:
         return f"FsspecByteSource({self.path!r})"
 
 
+def _identity(info: Mapping[str, Any]) -> str | None:
+    identity = next((info[key] for key in _IDENTITY_KEYS if info.get(key) is not None), None)
+    return None if identity is None else str(identity)
+
+
 def _file_info(info: Mapping[str, Any]) -> FileInfo:
     size = info.get("size")
-    identity = next((info[key] for key in _IDENTITY_KEYS if info.get(key) is not None), None)
     # Without any identity the value is new each time, so that nothing derived from it is reused.
-    fingerprint = uuid.uuid4().hex if identity is None else str(identity)
+    fingerprint = _identity(info) or uuid.uuid4().hex
     return FileInfo(None if size is None else int(size), fingerprint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import fsspec
 import pytest
 from torch.utils.data import DataLoader
 
@@ -12,6 +13,8 @@ from lrstream import StreamingLeRobotDataset
 from lrstream.demo import WrittenDataset
 from lrstream.errors import SidecarError, TransferError
 from lrstream.index.open import MappedIndex
+from lrstream.storage.location import Location
+from lrstream.storage.store import open_store
 from tests.support.datasets import copy_dataset
 
 
@@ -40,23 +43,35 @@ def test_a_video_replaced_between_open_and_read(
     assert len(list(StreamingLeRobotDataset(root))) == sum(tiny_dataset.spec.episode_lengths)
 
 
-def test_a_file_system_of_fsspec_is_asked_once_for_each_file(
-    tiny_dataset: WrittenDataset, tmp_path: Path
-) -> None:
-    import fsspec
+def test_a_file_system_of_fsspec_is_asked_before_the_first_read(tmp_path: Path) -> None:
+    file = tmp_path / "a.mp4"
+    file.write_bytes(b"0123456789")
+    store = open_store(Location("fsspec", f"file://{tmp_path}"))
+    fingerprint = store.file_info(["a.mp4"])["a.mp4"].fingerprint
+    assert fingerprint is not None
+    source = store.open("a.mp4", 10)
+    source.expect(fingerprint)
+    requests = store.counters.requests
+    assert [source.read(0, 2), source.read(2, 4)] == [b"01", b"23"]
+    assert store.counters.requests == requests + 3, "asked once, read twice"
 
+    rewrite(file, in_place=True)
+    os.utime(file, ns=(1, 1))
+    late = store.open("a.mp4", 10)
+    late.expect(fingerprint)
+    with pytest.raises(TransferError, match="was changed after it was indexed"):
+        late.read(0, 2)
+
+
+def test_storage_without_identities_has_nothing_to_compare(tmp_path: Path) -> None:
     memory = fsspec.filesystem("memory")
-    memory.put(str(tiny_dataset.root), "/replaced-set", recursive=True)
+    memory.pipe_file("/nameless/a.mp4", b"0123456789")
     try:
-        dataset = StreamingLeRobotDataset("memory://replaced-set")
-        for path in memory.glob("/replaced-set/videos/**/*.mp4"):
-            content = memory.cat_file(path)
-            memory.rm_file(path)
-            memory.pipe_file(path, content)
-        with pytest.raises(TransferError, match="was changed after it was indexed"):
-            list(dataset)
+        source = open_store(Location("fsspec", "memory://nameless")).open("a.mp4", 10)
+        source.expect("a random value")
+        assert source.read(0, 2) == b"01"
     finally:
-        memory.rm("/replaced-set", recursive=True)
+        memory.rm("/nameless", recursive=True)
 
 
 def test_a_damaged_index_is_taken_away_and_made_again(

@@ -19,6 +19,7 @@ import pytest
 
 from lrstream.errors import AccessError, DiskFullError, NotFoundError, SidecarError
 from lrstream.index import open as open_module
+from lrstream.index import records
 from lrstream.index.generation import IndexDirectory, list_generations
 from lrstream.index.open import ArchiveIndex, MappedIndex, find_index, open_index
 from lrstream.mp4.track import TrackIndex
@@ -204,7 +205,7 @@ def test_threads_share_one_index(archive: Path, home: Path, tracks: list[TrackIn
 def test_decoded_records_are_bounded(
     archive: Path, home: Path, tracks: list[TrackIndex], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_module, "_CACHE_BYTES", 1)
+    monkeypatch.setattr(records, "_CACHE_BYTES", 1)
     index = mapped(archive, home)
     for track in tracks:
         index.track(track.file_path)

@@ -252,6 +252,12 @@ class MappedIndex:
         except (pa.ArrowException, OSError, ValueError, IndexError, OverflowError) as error:
             if isinstance(error, LrstreamError) and error.hint is not None:
                 raise  # says by itself what to do; not about damage
+            if getattr(error, "errno", None) or getattr(error.__cause__, "errno", None):
+                # The system refused (too many open files, say): that is no damage, the file stays.
+                # Arrow raises OSError for damaged content, too, but without a number.
+                raise SidecarError(
+                    f"The mapped index {self.path} cannot be read: {error}", path=str(self.path)
+                ) from error
             raise self._damaged(str(error)) from error
 
     def _damaged(self, what: str) -> SidecarError:

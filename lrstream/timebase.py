@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["edit_offset_s", "presentation_times_s", "rescale_ticks", "row_tolerance_s"]
+__all__ = ["edit_offset_s", "presentation_times_s", "readable_s", "rescale_ticks", "row_tolerance_s"]
 
 
 def edit_offset_s(
@@ -64,3 +64,14 @@ def row_tolerance_s(timestamps: NDArray[np.float32], tolerance_s: float) -> NDAr
     refused for the rounding of its own row.
     """
     return tolerance_s + np.spacing(np.abs(timestamps)).astype(np.float64) / 2
+
+
+def readable_s(seconds: float) -> str:
+    """A length of time for people, three digits in the unit that fits: ``33.3 ms``, ``4.88 ns``, ``0 s``."""
+    if seconds == 0:
+        return "0 s"
+    seconds = float(f"{seconds:.3g}")  # first, or 999.9 µs would be 1e+03 µs
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if abs(seconds) >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"

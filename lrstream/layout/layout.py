@@ -32,12 +32,15 @@ class DatasetLayout:
         tasks: Task strings by ``task_index``.
         episodes: Where each episode is.
         store: The store it was read from.
+        left_out: Features that the dataset has but nobody asked for (`narrow_layout`); they are in none
+            of the above.
     """
 
     info: DatasetInfo
     tasks: Mapping[int, str]
     episodes: EpisodeTable
     store: DatasetStore = field(repr=False, compare=False)
+    left_out: frozenset[str] = frozenset()
 
     def video_files(self) -> tuple[str, ...]:
         """Paths of all MP4 files, relative to the root, sorted, without duplicates."""
@@ -56,6 +59,7 @@ class DatasetLayout:
             return {
                 key: {name: np.atleast_1d(np.array(value)) for name, value in values.items()}
                 for key, values in parsed.items()
+                if key not in self.left_out
             }
         except (ValueError, AttributeError) as error:
             raise DatasetFormatError(
@@ -117,6 +121,12 @@ def resolve_selection(
 def _positions(table: EpisodeTable, episodes: Iterable[int], name: str) -> NDArray[np.int64]:
     if isinstance(episodes, (str, bytes)) or not isinstance(episodes, Iterable):
         raise UsageError(f"{name} is {episodes!r}, expected a list of episode indices.")
+    # A PyTorch tensor gives tensors one by one, but plain numbers at once.
+    listed = getattr(episodes, "tolist", None)
+    if callable(listed):
+        episodes = listed()
+        if not isinstance(episodes, list):
+            raise UsageError(f"{name} is a single number ({episodes!r}), expected a list of episode indices.")
     positions: dict[int, int] = {}
     for episode in episodes:
         if isinstance(episode, (bool, np.bool_)) or not isinstance(episode, (int, np.integer)):

@@ -304,7 +304,7 @@ class Checkpointer:
                 stages have to be run again.
             worker: Number of this DataLoader worker and of all workers; None in the training process.
             elastic: Whether ranks, workers and batches may differ.
-            ignore: Of "data_root" and "revision", those that may differ.
+            ignore: Of "data_root", "revision" and "content_digest", those that may differ.
             numbers: Those of `num_workers`, `batch_size`, `drop_last` that are known.
 
         Raises:

@@ -16,7 +16,7 @@ from lrstream.errors import TimestampError
 from lrstream.mp4.codec_config import CodecConfig
 from lrstream.mp4.span import Span
 from lrstream.mp4.track import SampleTable
-from lrstream.timebase import row_tolerance_s
+from lrstream.timebase import readable_s, row_tolerance_s
 
 __all__ = ["Clip", "ClipTable", "pictures_of_rows"]
 
@@ -130,7 +130,8 @@ class Clip:
         return TimestampError(
             f"Frame {frame} of episode {self.episode_index} is at {wanted_s:.6f} s of camera {self.camera}, "
             f"file {self.file_path}, but the nearest picture is presented at {nearest:.6f} s, "
-            f"{abs(nearest - wanted_s):.6f} s away; allowed are {tolerance_s:.6f} s.",
+            f"{readable_s(abs(nearest - wanted_s))} away; allowed is {readable_s(tolerance_s)} (tolerance_s "
+            "and the rounding of the row's own float32 time).",
             hint="The table's timestamps and the video do not fit: repair the dataset, leave the episode "
             "out with exclude_episodes, or raise tolerance_s.",
             episode_index=self.episode_index,

@@ -16,11 +16,14 @@ from torch.utils.data import get_worker_info
 from lrstream.errors import UsageError
 from lrstream.index.open import open_index
 from lrstream.layout.layout import load_layout, resolve_selection
+from lrstream.layout.projection import narrow_layout
+from lrstream.sidecar.identity import SidecarIdentity
 from lrstream.sidecar.resolve import resolve_sidecar
 from lrstream.storage.location import RepoType, parse_location
 from lrstream.storage.per_process import PerProcess
 from lrstream.storage.store import open_store
 from lrstream.streaming.checkpoint import Checkpointer, Progress
+from lrstream.streaming.content import content_digest, source_sizes
 from lrstream.streaming.fetch import EpisodeLoader
 from lrstream.streaming.follow import refuse_sharding
 from lrstream.streaming.iteration import DatasetIterator, failing_iterator
@@ -89,6 +92,9 @@ class StreamingLeRobotDataset(ResumableDataset):
         native_http_connections: HTTP connections of each process, None = derived; Hub only.
         native_http_subranges: Parallel parts of one range read; Hub only.
         sidecar_lock_timeout_s: Longest wait for another process that builds the same index.
+        features: Features to deliver; None = all. What is left out is neither fetched nor decoded, and
+            does not count for the byte budget. ``index``, ``episode_index``, ``frame_index``,
+            ``timestamp``, ``task_index`` and ``task`` are always there.
         return_uint8: RGB video as uint8 rather than float32 in [0, 1]; "all" = images in tables, too.
         depth_output_unit: "mm" or "m".
         repeat: Whether an iteration never ends.
@@ -98,7 +104,7 @@ class StreamingLeRobotDataset(ResumableDataset):
 
     Attributes:
         repo_id: Name of the dataset.
-        meta: Metadata of the whole dataset, under LeRobot's names.
+        meta: Metadata of the whole dataset as far as it is delivered, under LeRobot's names.
         episodes: Selected episode indices, ascending.
         log_interval_s: Seconds between two log lines of a worker on its counters, 0 = none; from the
             environment variable LRSTREAM_LOG_INTERVAL_S, else 60. To be set before iterating.
@@ -134,6 +140,7 @@ class StreamingLeRobotDataset(ResumableDataset):
         native_http_connections: int | None = None,
         native_http_subranges: int = 1,
         sidecar_lock_timeout_s: float = 1800.0,
+        features: Iterable[str] | None = None,
         return_uint8: ReturnUint8 = False,
         depth_output_unit: str = "mm",
         repeat: bool = False,
@@ -170,7 +177,8 @@ class StreamingLeRobotDataset(ResumableDataset):
             connections=native_http_connections,
             subranges=native_http_subranges,
         )
-        self._layout = load_layout(self._store)
+        whole = load_layout(self._store)
+        self._layout = narrow_layout(whole, features)
         info, table = self._layout.info, self._layout.episodes
         self._positions = resolve_selection(self._layout, episodes, exclude_episodes)
         self._lengths = table.length[self._positions]
@@ -178,7 +186,13 @@ class StreamingLeRobotDataset(ResumableDataset):
         self._builder = SampleBuilder(
             features=info.features,
             tasks=self._layout.tasks,
-            windows=WindowSpec.parse(delta_timestamps, info.features, fps=info.fps, tolerance_s=tolerance_s),
+            windows=WindowSpec.parse(
+                delta_timestamps,
+                info.features,
+                fps=info.fps,
+                tolerance_s=tolerance_s,
+                left_out=self._layout.left_out,
+            ),
             return_uint8=return_uint8,
             depth_unit=depth_output_unit,
             image_transforms=image_transforms,
@@ -194,25 +208,27 @@ class StreamingLeRobotDataset(ResumableDataset):
         self.episodes: list[int] = table.episode_index[self._positions].tolist()
         # The path alone: the record of a large dataset's sidecar would be sent to every worker.
         self._sidecar: Path | None = None
-        source_sizes: list[int] = []
+        identity: SidecarIdentity | None = None
         if self._layout.video_files() and len(self._positions):
             # Here rather than in the workers, so that only one process of the rank builds it.
             resolved = resolve_sidecar(
                 self._store,
-                self._layout,
+                whole,  # a dataset has one sidecar, whatever is wanted of it
                 # Without `root`, the name follows from the location, so that `lrstream build` finds the same.
                 repo_id=None if root is None else self.repo_id,
                 revision=revision,
                 lock_timeout_s=sidecar_lock_timeout_s,
                 progress=BuildNotice(self.repo_id),
             )
-            self._sidecar = resolved.path
-            # Sizes of whole files stand for those of their episodes, which only readers of each know.
-            source_sizes = [source.size or 0 for source in resolved.identity.source_files]
+            self._sidecar, identity = resolved.path, resolved.identity
         template = LoaderState(
             data_root=self._store.location.root,
             revision=self._store.location.revision or "",
-            selection_digest=selection_digest(self.episodes, self._lengths, source_sizes),
+            selection_digest=selection_digest(
+                self.episodes, self._lengths, source_sizes(self._layout, identity)
+            ),
+            features=tuple(self._layout.info.features) if self._layout.left_out else None,
+            content_digest=content_digest(self._layout, self._positions, identity),
             **self._settings.plan_fields(),
             rank=rank,
             num_workers=0,
@@ -241,7 +257,7 @@ class StreamingLeRobotDataset(ResumableDataset):
 
     @property
     def features(self) -> dict[str, dict[str, Any]]:
-        """Features of the dataset, as in info.json."""
+        """Features that are delivered, as in info.json."""
         return self.meta.features
 
     @property

@@ -61,7 +61,13 @@ class StateLoading:
     def _own(self, state: LoaderState) -> LoaderState:
         """The state as this process would save it: the dataset may have been moved."""
         here = self.template
-        return replace(state, data_root=here.data_root, revision=here.revision, rank=here.rank)
+        return replace(
+            state,
+            data_root=here.data_root,
+            revision=here.revision,
+            content_digest=here.content_digest,
+            rank=here.rank,
+        )
 
     def _left(self, state: LoaderState, sizes: Sizes) -> Frames | None:
         if not state.earlier_stages:

@@ -65,7 +65,7 @@ class EpisodesView:
 
 
 class DatasetMeta:
-    """Metadata of a whole dataset, whatever episodes of it are selected.
+    """Metadata of a whole dataset, whatever episodes of it are selected, and of the features delivered.
 
     Args:
         layout: The dataset.
@@ -87,7 +87,7 @@ class DatasetMeta:
 
     @property
     def info(self) -> dict[str, Any]:
-        """`meta/info.json` as parsed."""
+        """`meta/info.json` as parsed, with the features that are delivered."""
         return self._layout.info.raw
 
     @cached_property

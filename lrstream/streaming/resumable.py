@@ -120,7 +120,7 @@ class ResumableDataset(IterableDataset[Sample]):
             state: From `state_dict`.
             elastic: Whether ranks, workers, batches, strategy, pool and budget may differ: then the frames
                 that no rank was given are shared out anew (LD-15).
-            ignore: Of "data_root" and "revision", those that may differ.
+            ignore: Of "data_root", "revision" and "content_digest", those that may differ.
             batch_size: Of the DataLoader, to be compared; `follow` compares it by itself.
             num_workers: Likewise; compared when workers start in any case.
             drop_last: Likewise.

@@ -20,6 +20,7 @@ their plans again; the frames left are partitioned and planned anew. An epoch ma
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar
@@ -47,7 +48,10 @@ __all__ = [
     "worker_offsets",
 ]
 
-STATE_FORMAT_VERSION = 1
+STATE_FORMAT_VERSION = 2
+
+# What a state of an earlier version did not say yet.
+_SINCE_VERSION_2: dict[str, Any] = {"features": None, "content_digest": ""}
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -116,6 +120,8 @@ class LoaderState:
         episode_pool_size: As in `PlanSettings`.
         byte_budget_bytes: As in `PlanSettings`.
         num_batches: Batches given to each rank in this epoch (in this stage of it, after elastic resume).
+        features: Keys that are delivered; None = all of the dataset.
+        content_digest: Name of the content of the files that are read, "" where it is not known.
         earlier_stages: What came before in this epoch, with other numbers.
         format_version: Version of this record.
     """
@@ -134,6 +140,8 @@ class LoaderState:
     episode_pool_size: int | None = None
     byte_budget_bytes: int | None = None
     num_batches: int = 0
+    features: tuple[str, ...] | None = None
+    content_digest: str = ""
     earlier_stages: tuple[EpochStage, ...] = ()
     format_version: int = STATE_FORMAT_VERSION
 
@@ -163,6 +171,7 @@ class LoaderState:
         """Integers, strings, booleans, None, lists and dicts only: for JSON and `torch.save` alike."""
         values = asdict(self)
         values["earlier_stages"] = list(values["earlier_stages"])
+        values["features"] = None if self.features is None else list(self.features)
         return values
 
     @classmethod
@@ -177,13 +186,19 @@ class LoaderState:
                 "The loader state has no format version, so it was saved by another loader.", hint=_START_ANEW
             )
         version = values["format_version"]
-        if version != STATE_FORMAT_VERSION:
+        if type(version) is not int or not 1 <= version <= STATE_FORMAT_VERSION:
             raise UsageError(
                 f"The loader state has format version {version!r}, but this lrstream reads "
-                f"version {STATE_FORMAT_VERSION}.",
+                f"versions 1 to {STATE_FORMAT_VERSION}.",
                 hint=f"Use the lrstream that saved it. {_START_ANEW}",
             )
         state = dict(values)
+        if version < 2:
+            state |= _SINCE_VERSION_2
+        state["format_version"] = STATE_FORMAT_VERSION
+        keys = state.get("features")
+        if isinstance(keys, (list, tuple)) and all(isinstance(key, str) for key in keys):
+            state["features"] = tuple(keys)
         stages = state.get("earlier_stages")
         if not isinstance(stages, Sequence) or isinstance(stages, str):
             raise UsageError(f"earlier_stages of the loader state is {stages!r}, expected a list.")
@@ -194,7 +209,7 @@ class LoaderState:
 _Record = TypeVar("_Record", LoaderState, EpochStage)
 
 _OPTIONAL_INTEGERS = frozenset({"episode_pool_size", "byte_budget_bytes"})
-_STRINGS = frozenset({"data_root", "revision", "selection_digest", "strategy"})
+_STRINGS = frozenset({"data_root", "revision", "selection_digest", "content_digest", "strategy"})
 
 
 def _build(cls: type[_Record], values: object) -> _Record:
@@ -209,7 +224,9 @@ def _build(cls: type[_Record], values: object) -> _Record:
         if name == "earlier_stages":
             continue
         expected: type = str if name in _STRINGS else bool if name == "drop_last" else int
-        is_absent = value is None and name in _OPTIONAL_INTEGERS
+        if name == "features":
+            expected = tuple
+        is_absent = value is None and (name in _OPTIONAL_INTEGERS or name == "features")
         if not is_absent and type(value) is not expected:
             raise UsageError(
                 f"{name} of the loader state is {value!r}, expected {expected.__name__}.", hint=_START_ANEW
@@ -231,10 +248,10 @@ def _settings_of(source: LoaderState | EpochStage, seed: int, epoch: int, stage:
 
 
 # Fields that must be equal whatever happens: other frames would be meant.
-_DATA_FIELDS = ("data_root", "revision", "selection_digest", "seed")
+_DATA_FIELDS = ("data_root", "revision", "selection_digest", "features", "seed")
 # Fields that decide who delivers what, and may differ in an elastic resume.
 _STAGE_FIELDS = tuple(field.name for field in fields(EpochStage) if field.name != "num_batches")
-_IGNORABLE_FIELDS = frozenset({"data_root", "revision"})
+_IGNORABLE_FIELDS = frozenset({"data_root", "revision", "content_digest"})
 
 
 def check_compatible(
@@ -249,15 +266,20 @@ def check_compatible(
             caller then continues with `replan`.
         ignore: Of "data_root" and "revision", those that may differ: the dataset was moved, or a new
             revision holds the same frames (the digest of the selection must be equal all the same).
+            "content_digest": say nothing of files that were written anew.
 
     Raises:
         UsageError: Lists every field that differs, with both values.
+
+    Warns:
+        RuntimeWarning: Files of the same sizes were written anew since. It is no refusal, since a fresh
+            copy on local disks looks the same, and the position is exact in any case.
     """
     unknown = set(ignore) - _IGNORABLE_FIELDS
     if unknown:
         raise UsageError(
             f"{', '.join(sorted(unknown))} cannot be ignored.",
-            hint=f"Only {' and '.join(sorted(_IGNORABLE_FIELDS))} can.",
+            hint=f"Only {', '.join(sorted(_IGNORABLE_FIELDS))} can.",
         )
     names = [name for name in _DATA_FIELDS if name not in ignore]
     if not elastic:
@@ -268,6 +290,8 @@ def check_compatible(
         if getattr(saved, name) != getattr(current, name)
     }
     if not different:
+        if "content_digest" not in ignore:
+            _compare_content(saved, current)
         return
     listing = "; ".join(f"{name}: saved {old!r}, now {new!r}" for name, (old, new) in different.items())
     if any(name in _DATA_FIELDS for name in different):
@@ -275,6 +299,19 @@ def check_compatible(
     else:
         hint = "Use the saved values, or ask for an elastic resume explicitly."
     raise UsageError(f"The loader state does not fit this loader: {listing}.", hint=hint, different=different)
+
+
+def _compare_content(saved: LoaderState, current: LoaderState) -> None:
+    """Warn if files changed; what storages say of files can be compared under one root only."""
+    digests = (saved.content_digest, current.content_digest)
+    if saved.data_root == current.data_root and all(digests) and digests[0] != digests[1]:
+        warnings.warn(
+            f"Files of {current.data_root} were written anew since the loader state was saved (same episodes "
+            "and sizes): the position is exact, but what is read may be other data. If it is a fresh copy "
+            'of the same data, ignore=["content_digest"] silences this.',
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def resume_offsets(

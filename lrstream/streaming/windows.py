@@ -8,7 +8,7 @@ there is no buffer whose size could matter.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from lrstream.errors import UsageError
 from lrstream.layout.info import Feature
+from lrstream.timebase import readable_s
 
 __all__ = ["Window", "WindowSpec", "delta_frames"]
 
@@ -60,6 +61,7 @@ class WindowSpec:
         *,
         fps: float,
         tolerance_s: float,
+        left_out: Collection[str] = (),
     ) -> WindowSpec:
         """Check what the user asked for.
 
@@ -68,6 +70,7 @@ class WindowSpec:
             features: Features that samples have.
             fps: Frames per second.
             tolerance_s: Largest distance from a multiple of ``1 / fps``.
+            left_out: Features of the dataset that samples do not have.
 
         Raises:
             UsageError: An unknown key, a feature that has no windows, or a delta between two frames.
@@ -76,6 +79,11 @@ class WindowSpec:
         numbers: dict[tuple[int, ...], int] = {}
         for key, deltas in (delta_timestamps or {}).items():
             feature = features.get(key)
+            if key in left_out:
+                raise UsageError(
+                    f"delta_timestamps names {key!r}, which is not among the features asked for.",
+                    hint="Add it to features, or leave out its window.",
+                )
             if feature is None:
                 raise UsageError(
                     f"delta_timestamps names {key!r}, which is no feature of the dataset.",
@@ -129,12 +137,15 @@ def delta_frames(key: str, deltas: Sequence[float], *, fps: float, tolerance_s: 
     between = [
         delta
         for delta, number in zip(seconds, frames, strict=True)
-        if abs(delta * fps - number) / fps > tolerance_s
+        # Besides the tolerance the rounding of n / fps itself, so that 0 means what it says.
+        if abs(delta * fps - number) / fps > tolerance_s + 2 * math.ulp(delta)
     ]
     if between:
+        furthest = max(abs(delta - round(delta * fps) / fps) for delta in between)
         raise UsageError(
             f"delta_timestamps of {key!r} contains {', '.join(map(str, between[:5]))}, which lie between two "
-            f"frames: they must be multiples of 1/{fps} s within {tolerance_s} s.",
+            f"frames: they must be multiples of 1/{fps} s, but are up to {readable_s(furthest)} away; "
+            f"allowed is {readable_s(tolerance_s)} (tolerance_s).",
             hint="Write them as n / fps.",
         )
     return frames

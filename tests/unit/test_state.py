@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import struct
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -54,7 +55,9 @@ def test_a_state_survives_json() -> None:
     state = make_state(seed=2**64 - 1, num_batches=7, episode_pool_size=5, earlier_stages=(stage,))
     values = json.loads(json.dumps(state.to_dict()))
     assert LoaderState.from_dict(values) == state
-    assert values["format_version"] == 1
+    assert values["format_version"] == 2
+    chosen = make_state(features=("action",), content_digest="c" * 16)
+    assert LoaderState.from_dict(json.loads(json.dumps(chosen.to_dict()))) == chosen
 
 
 def test_a_state_holds_plain_values_only() -> None:
@@ -73,8 +76,19 @@ def test_a_state_of_another_loader_is_refused_with_advice() -> None:
 
 
 def test_a_state_of_a_newer_version_is_refused_with_both_versions() -> None:
-    with pytest.raises(UsageError, match=r"format version 2, but this lrstream reads version 1"):
-        LoaderState.from_dict(make_state().to_dict() | {"format_version": 2})
+    for version in (3, 0, "1", True):
+        with pytest.raises(UsageError, match=r"format version .*, but this lrstream reads versions 1 to 2"):
+            LoaderState.from_dict(make_state().to_dict() | {"format_version": version})
+
+
+def test_a_state_of_version_1_is_of_all_features_and_unknown_content() -> None:
+    values = make_state(num_batches=3).to_dict() | {"format_version": 1}
+    del values["features"], values["content_digest"]
+    state = LoaderState.from_dict(values)
+    assert state == make_state(num_batches=3)
+    check_compatible(state, make_state(content_digest="c" * 16))
+    with pytest.raises(UsageError, match=r"features: saved None, now \('action',\)"):
+        check_compatible(state, make_state(features=("action",)))
 
 
 @pytest.mark.parametrize(
@@ -85,6 +99,9 @@ def test_a_state_of_a_newer_version_is_refused_with_both_versions() -> None:
         ({"drop_last": 0}, "drop_last of the loader state is 0, expected bool"),
         ({"revision": None}, "revision of the loader state is None, expected str"),
         ({"seed": None}, "seed of the loader state is None, expected int"),
+        ({"features": "action"}, "features of the loader state is 'action', expected tuple"),
+        ({"features": [1]}, "features of the loader state is \\[1\\], expected tuple"),
+        ({"content_digest": None}, "content_digest of the loader state is None, expected str"),
         ({"colour": 1}, "unknown fields: colour"),
         ({"earlier_stages": 3}, "earlier_stages of the loader state is 3"),
         ({"earlier_stages": [{}]}, "lacks or has unknown fields: batch_size"),
@@ -141,6 +158,7 @@ def test_the_digest_tells_selections_apart() -> None:
         ("strategy", "round_robin"),
         ("episode_pool_size", 7),
         ("byte_budget_bytes", 10**9),
+        ("features", ("action",)),
     ],
 )
 def test_any_difference_is_refused_with_both_values(field: str, other: object) -> None:
@@ -178,6 +196,19 @@ def test_a_moved_dataset_must_be_asked_for() -> None:
     check_compatible(make_state(), make_state(data_root="/moved"), ignore=("data_root",))
     with pytest.raises(UsageError, match="seed cannot be ignored"):
         check_compatible(make_state(), make_state(), ignore=("seed",))
+
+
+def test_files_that_were_written_anew_are_worth_a_warning() -> None:
+    saved, now = make_state(content_digest="a" * 16), make_state(content_digest="b" * 16)
+    with pytest.warns(RuntimeWarning, match="written anew since the loader state was saved"):
+        check_compatible(saved, now)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_compatible(saved, now, ignore=["content_digest"])
+        check_compatible(saved, saved)
+        check_compatible(saved, make_state(), ignore=[])
+        moved = make_state(content_digest="b" * 16, data_root="/moved")
+        check_compatible(saved, moved, ignore=["data_root"])
 
 
 # -- offsets of workers -----------------------------------------------------------------------------

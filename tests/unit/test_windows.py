@@ -96,3 +96,11 @@ def test_the_tolerance_decides_what_lies_between_frames() -> None:
     with pytest.raises(UsageError):
         delta_frames("action", [0.0335], fps=30, tolerance_s=1e-4)
     assert delta_frames("action", [0.0335], fps=30, tolerance_s=1e-3) == [1]
+
+
+@pytest.mark.parametrize("fps", [10, 15, 29.97, 30, 60])
+def test_without_tolerance_exact_multiples_are_accepted_and_others_told_by_how_much(fps: float) -> None:
+    numbers = list(range(-200, 201))
+    assert delta_frames("action", [number / fps for number in numbers], fps=fps, tolerance_s=0) == numbers
+    with pytest.raises(UsageError, match=r"up to 1 µs away; allowed is 0 s \(tolerance_s\)"):
+        delta_frames("action", [0.0, 3 / fps + 1e-6], fps=fps, tolerance_s=0)

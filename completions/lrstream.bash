@@ -73,6 +73,17 @@ _lrstream() {
         "lrstream benchmark loader --workers") return ;;
         "lrstream benchmark loader --batch-size") return ;;
         "lrstream benchmark loader --strategy") COMPREPLY=($(compgen -W "remaining round_robin" -- "$current")); return ;;
+        "lrstream benchmark loader --episodes") return ;;
+        "lrstream benchmark loader --decode-threads") return ;;
+        "lrstream benchmark loader --prefetch") return ;;
+        "lrstream benchmark loader --pool") return ;;
+        "lrstream benchmark loader --budget") return ;;
+        "lrstream benchmark loader --connections") return ;;
+        "lrstream benchmark loader --samples") return ;;
+        "lrstream benchmark loader --seconds") return ;;
+        "lrstream benchmark loader --consumer-rate") return ;;
+        "lrstream benchmark loader --compare") return ;;
+        "lrstream benchmark loader --plot") return ;;
         "lrstream benchmark loader --repo-type") COMPREPLY=($(compgen -W "dataset bucket" -- "$current")); return ;;
         "lrstream benchmark loader --revision") return ;;
         "lrstream benchmark loader --cache-dir") return ;;
@@ -107,7 +118,7 @@ _lrstream() {
         "lrstream benchmark")
             COMPREPLY=($(compgen -W "loader --help -h" -- "$current")) ;;
         "lrstream benchmark loader")
-            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--demo --workers --batch-size --strategy --repo-type --revision --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
+            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--demo --workers --batch-size --strategy --episodes --decode-threads --prefetch --pool --budget --connections --samples --seconds --consumer-rate --compare --plot --repo-type --revision --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
     esac
 }
 complete -o default -F _lrstream lrstream

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from lrstream import __version__
-from lrstream.cli import benchmark, build, convert, inspect_group, publish, validate
+from lrstream.cli import benchmark_group, build, convert, inspect_group, publish, validate
 from lrstream.cli.options import Texts
 from lrstream.cli.output import give_failure, write_stdout
 from lrstream.cli.problems import EXIT_UNEXPECTED, EXIT_USAGE, Failure
@@ -69,12 +69,13 @@ _benchmarks = typer.Typer(rich_markup_mode=None, add_completion=False)
 app.add_typer(
     _benchmarks,
     name="benchmark",
-    help=benchmark.GROUP_SUMMARY,
-    short_help=benchmark.GROUP_SUMMARY,
+    help=benchmark_group.GROUP_SUMMARY,
+    short_help=benchmark_group.GROUP_SUMMARY,
     callback=_need_command,
     invoke_without_command=True,
 )
-_register(_benchmarks, "loader", benchmark.loader, benchmark.LOADER_TEXTS)
+for _name, _function, _texts in benchmark_group.COMMANDS:
+    _register(_benchmarks, _name, _function, _texts)
 _register(app, "publish", publish.publish, publish.TEXTS)
 
 

@@ -1,12 +1,23 @@
-"""`lrstream benchmark`."""
+"""`lrstream benchmark loader`."""
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lrstream.cli.benchmark_text import (
+    COMPARISON_HELP,
+    Check,
+    CompareOption,
+    EpisodesOption,
+    PlotOption,
+    Strategy,
+    milliseconds,
+    or_unknown,
+    rate,
+    run_benchmark,
+)
 from lrstream.cli.options import (
     CacheDirOption,
     CommonOptions,
@@ -19,39 +30,57 @@ from lrstream.cli.options import (
     Texts,
     VerboseOption,
 )
-from lrstream.cli.output import Answer
 from lrstream.cli.progress import ProgressLine
-from lrstream.cli.runner import run_command
-from lrstream.cli.screen import Column, Screen, count
+from lrstream.cli.screen import Column, Screen, count, megabytes
 from lrstream.errors import CheckFailedError
 
-__all__ = ["GROUP_SUMMARY", "LOADER_TEXTS", "Strategy", "loader"]
+if TYPE_CHECKING:
+    from lrstream.commands.benchmark_report import LoaderBenchmark
 
-GROUP_SUMMARY = "Measure how fast a dataset streams."
+__all__ = ["LOADER_TEXTS", "Strategy", "loader"]
+
 LOADER_TEXTS = Texts(
-    "Stream one epoch and check that every frame arrives once.",
-    """\
-Stream one epoch through a DataLoader, and check that every frame arrives exactly once.
+    "Stream an epoch, stage by stage, and check every frame.",
+    f"""\
+Stream an epoch through a DataLoader, check that every frame arrives exactly once, and say what limits.
+
+Each stage is given by itself (fetching, decoding, assembly), beside a bare decoder: the same frames, from
+memory, in a plain loop, in the same run. Nothing can be faster than that, so the ratio is what the loader
+itself costs.
 
 With --demo a small dataset is written into a temporary folder first, with pictures that say which frame
 they are. It is indexed, validated and streamed, and each picture must be the one of its row. Nothing is
 left behind.
 
+With --samples or --seconds the run ends early; then no frame may come twice, but not all must come.
+
+{COMPARISON_HELP}
 Exit status 3 if a frame is missing, comes twice, or has another frame's picture.
 """,
     (
         "lrstream benchmark loader --demo",
         "lrstream benchmark loader ./demo --workers 4 --batch-size 64",
-        "lrstream benchmark loader OWNER/NAME --strategy round_robin --json",
+        "lrstream benchmark loader ./demo --samples 200 --consumer-rate 500 --plot loader.html",
+        "lrstream benchmark loader OWNER/NAME --strategy round_robin --seconds 60 --json",
     ),
 )
-
-
-class Strategy(StrEnum):
-    """How anchors are drawn from the pool."""
-
-    remaining = "remaining"
-    round_robin = "round_robin"
+_KEY_FIGURES = (
+    "samples_per_s",
+    "stages.fetch",
+    "stages.decode",
+    "stages.assembly",
+    "ceiling_samples_per_s",
+    "ceiling_ratio",
+    "ceiling_cpu_ratio",
+    "cpu_ms_per_sample",
+    "first_batch_s",
+    "batch_wait_p50_s",
+    "batch_wait_p95_s",
+    "batch_wait_p99_s",
+    "bytes_per_sample",
+    "rss_bytes",
+    "pss_bytes",
+)
 
 
 def loader(
@@ -74,11 +103,66 @@ def loader(
         Strategy,
         typer.Option(
             "--strategy",
-            metavar="remaining|round_robin",
+            metavar="|".join(Strategy),
             help="How frames are drawn from the pool of episodes.",
             show_default=True,
         ),
     ] = Strategy.remaining,
+    episodes: EpisodesOption = None,
+    decode_threads: Annotated[
+        int,
+        typer.Option(
+            "--decode-threads",
+            metavar="N",
+            min=1,
+            help="Threads that decode in each worker.",
+            show_default=True,
+        ),
+    ] = 2,
+    prefetch: Annotated[
+        int,
+        typer.Option(
+            "--prefetch",
+            metavar="N",
+            min=0,
+            help="Episodes that each worker fetches ahead of its pool.",
+            show_default=True,
+        ),
+    ] = 8,
+    pool: Annotated[
+        int | None,
+        typer.Option(
+            "--pool", metavar="N", min=1, help="Episodes that each worker mixes (default: 32 / workers)."
+        ),
+    ] = None,
+    budget: Annotated[
+        float,
+        typer.Option(
+            "--budget", metavar="GB", help="Byte budget of the rank; 1 GB is 2**30 bytes.", show_default=True
+        ),
+    ] = 8.0,
+    connections: Annotated[
+        int | None,
+        typer.Option(
+            "--connections", metavar="N", min=1, help="HTTP connections of each process (default: 32)."
+        ),
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option("--samples", metavar="N", min=1, help="End after so many samples.")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option("--seconds", metavar="S", help="End after so many seconds.")
+    ] = None,
+    consumer_rate: Annotated[
+        float | None,
+        typer.Option(
+            "--consumer-rate",
+            metavar="N",
+            help="Samples per second that training takes (default: as they come).",
+        ),
+    ] = None,
+    compare: CompareOption = None,
+    plot: PlotOption = None,
     repo_type: RepoTypeOption = RepoType.dataset,
     revision: RevisionOption = None,
     as_json: JsonOption = False,
@@ -89,54 +173,102 @@ def loader(
 ) -> None:
     """Parse, measure, render."""
 
-    def work(progress: ProgressLine) -> Answer:
-        from lrstream.commands.benchmark import benchmark_loader
+    def measure(progress: ProgressLine, check: Check) -> LoaderBenchmark:
+        from lrstream.commands.benchmark import LoaderOptions, benchmark_loader
 
-        result = benchmark_loader(
-            source,
-            demo=demo,
+        options = LoaderOptions(
             workers=workers,
             batch_size=batch_size,
             strategy=strategy.value,
+            episodes=episodes,
+            decode_threads=decode_threads,
+            prefetch=prefetch,
+            pool=pool,
+            budget_gb=budget,
+            connections=connections,
+            samples=samples,
+            seconds=seconds,
+            consumer_rate=consumer_rate,
+        )
+        return benchmark_loader(
+            source,
+            demo=demo,
+            options=options,
             repo_type=repo_type.value,
             revision=revision,
             progress=progress,
+            check_dataset=check,
         )
 
-        def show(screen: Screen) -> None:
-            names = (
-                "files",
-                "episodes",
-                "frames",
-                "workers",
-                "batch",
-                "samples/s",
-                "first batch",
-                "p95 wait",
-            )
-            row = (
-                count(result.files),
-                count(result.episodes),
-                count(result.frames),
-                count(result.workers),
-                count(result.batch_size),
-                f"{result.samples_per_s:.0f}",
-                f"{result.first_batch_s:.2f} s",
-                f"{1000 * result.batch_wait_p95_s:.1f} ms",
-            )
-            screen.table([Column(name, is_number=True) for name in names], [row])
-            screen.line()
-            for problem in result.problems:
-                screen.problem(problem)
-            if not result.problems:
-                pictures = f", {count(result.pictures_checked)} pictures were right" if result.demo else ""
-                screen.line(f"All {count(result.frames)} frames arrived exactly once{pictures}.")
+    run_benchmark(
+        "benchmark.loader",
+        CommonOptions(as_json, quiet, verbose, debug, cache_dir),
+        compare=compare,
+        plot=plot,
+        measure=measure,
+        show=_show,
+        key_figures=_KEY_FIGURES,
+        exit_code=lambda report: CheckFailedError.exit_code if report.num_errors else 0,
+    )
 
-        return Answer(
-            result=result.to_json(),
-            show=show,
-            problems=result.problems,
-            exit_code=CheckFailedError.exit_code if result.num_errors else 0,
+
+def _show(screen: Screen, report: LoaderBenchmark) -> None:
+    options = report.settings
+    load = "unknown" if report.load_average is None else f"{report.load_average:.1f} before the run"
+    threads = f"{count(options.workers)} workers, {count(options.decode_threads)} decode threads each"
+    screen.facts(
+        [
+            ("samples/s", f"{rate(report.samples_per_s)} ({threads}, batches of {options.batch_size})"),
+            ("frames", f"{count(report.frames)} of {count(report.episodes)} episodes, {report.strategy}"),
+            ("delivered", f"{count(report.samples)} in {report.epoch_s:.2f} s"),
+            ("first batch", f"{report.first_batch_s:.2f} s"),
+            ("batch wait", _waits(report)),
+            ("fetched", f"{megabytes(round(report.bytes_per_sample))} per sample"),
+            ("requests", f"{count(report.requests)}, {count(report.retries)} repeated"),
+            ("refill stalls", f"{count(report.refill_stalls)}, {report.refill_stall_s:.2f} s"),
+            ("reserved", f"{megabytes(report.peak_reserved_bytes)} at most"),
+            ("memory", _memory(report)),
+            ("load", load),
+        ]
+    )
+    screen.line()
+    stages = report.stages
+    rows = [
+        ("fetch", rate(stages.fetch), ""),
+        ("decode", rate(stages.decode), ""),
+        ("assembly", rate(stages.assembly), ""),
+        ("whole loader", rate(report.samples_per_s), f"{report.cpu_ms_per_sample:.2f}"),
+    ]
+    if report.ceiling is not None:
+        rows.append(
+            ("bare decoder", rate(report.ceiling_samples_per_s), f"{report.ceiling_cpu_ms_per_sample:.2f}")
         )
+        rows.append(("ratio", _ratio(report.ceiling_ratio), _ratio(report.ceiling_cpu_ratio)))
+    names = ("samples/s", "CPU ms/sample")
+    screen.table([Column("stage alone"), *(Column(name, is_number=True) for name in names)], rows)
+    screen.line()
+    screen.line(f"Limited by {report.limit.stage}: {report.limit.reason}.")
+    for line in report.limit.advice:
+        screen.line(f"  hint: {line}")
+    for problem in report.problems:
+        screen.problem(problem)
+    if not report.problems:
+        pictures = f", {count(report.pictures_checked)} pictures were right" if report.demo else ""
+        if report.is_complete:
+            screen.line(f"All {count(report.frames)} frames arrived exactly once{pictures}.")
+        else:
+            screen.line(f"{count(report.samples)} frames arrived, none of them twice{pictures}.")
 
-    run_command("benchmark.loader", CommonOptions(as_json, quiet, verbose, debug, cache_dir), work)
+
+def _waits(report: LoaderBenchmark) -> str:
+    values = (report.batch_wait_p50_s, report.batch_wait_p95_s, report.batch_wait_p99_s)
+    return f"{', '.join(milliseconds(value) for value in values)} (p50, p95, p99)"
+
+
+def _memory(report: LoaderBenchmark) -> str:
+    rss, pss = or_unknown(report.rss_bytes, megabytes), or_unknown(report.pss_bytes, megabytes)
+    return f"{rss} resident, {pss} with shared pages counted once"
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

@@ -60,6 +60,28 @@ class WaitHistogram:
         return {"count": self.count, "total": self.total_s, "max": self.longest_s, **percentiles}
 
 
+class _BusyTime:
+    """Time in which at least one thread was at something. The caller holds a lock."""
+
+    def __init__(self) -> None:
+        self._num_active = 0
+        self._since_s = 0.0
+        self._total_s = 0.0
+
+    def enter(self, now_s: float) -> None:
+        if self._num_active == 0:
+            self._since_s = now_s
+        self._num_active += 1
+
+    def leave(self, now_s: float) -> None:
+        self._num_active -= 1
+        if self._num_active == 0:
+            self._total_s += now_s - self._since_s
+
+    def total_s(self, now_s: float) -> float:
+        return self._total_s + (now_s - self._since_s if self._num_active else 0.0)
+
+
 def _per_second(count: int, seconds: float) -> float:
     return count / seconds if seconds else 0.0
 
@@ -71,6 +93,7 @@ class LoaderMetrics:
         self._lock = threading.Lock()
         self._seconds: dict[str, float] = dict.fromkeys(_STAGES, 0.0)
         self._counts: dict[str, int] = dict.fromkeys(_STAGES, 0)
+        self._fetching = _BusyTime()
         self._waits = WaitHistogram()
         self._samples = 0
         self._batch_waits = WaitHistogram()
@@ -85,13 +108,19 @@ class LoaderMetrics:
     def timed(self, stage: Stage) -> Iterator[None]:
         """Count one piece of work of a stage and the wall time it took, also if it fails."""
         started = time.perf_counter()
+        is_fetch = stage in ("rows", "payload")
+        if is_fetch:
+            with self._lock:
+                self._fetching.enter(started)
         try:
             yield
         finally:
-            seconds = time.perf_counter() - started
+            ended = time.perf_counter()
             with self._lock:
-                self._seconds[stage] += seconds
+                self._seconds[stage] += ended - started
                 self._counts[stage] += 1
+                if is_fetch:
+                    self._fetching.leave(ended)
 
     def add_payload(self, num_bytes: int) -> None:
         """Count bytes of MP4 payload that arrived."""
@@ -131,7 +160,7 @@ class LoaderMetrics:
 
         A stage has `count` (of reads, episodes or samples), `seconds` (of all its threads together), `per_s`
         (counts per thread and second) and `samples_per_s`: the same in samples, where a loaded episode
-        counts as many as it has frames.
+        counts as many as it has frames. `fetch_busy_s` is the time in which at least one read was under way.
         """
         with self._lock:
             samples = self._samples
@@ -154,6 +183,7 @@ class LoaderMetrics:
                     }
                     for stage in _STAGES
                 },
+                "fetch_busy_s": self._fetching.total_s(time.perf_counter()),
                 "wait_s": self._waits.summary(),
                 "batch_wait_s": self._batch_waits.summary(),
                 "refill_stalls": self._refill_stalls,

@@ -22,7 +22,7 @@ import typer
 from lrstream import StreamingLeRobotDataset
 from lrstream.cli.app import PROGRAM, app
 from lrstream.cli.describe import describe
-from lrstream.commands.benchmark import BENCHMARK_CODES
+from lrstream.commands.benchmark_checks import BENCHMARK_CODES
 from lrstream.demo import WrittenDataset
 from lrstream.sidecar.problems import PROBLEM_CODES
 from tests.cli.program import Program

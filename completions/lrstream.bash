@@ -5,7 +5,7 @@ _lrstream() {
     COMPREPLY=()
     for ((i = 1; i < COMP_CWORD; i++)); do
         case "$path ${COMP_WORDS[i]}" in
-            "lrstream build" | "lrstream convert" | "lrstream validate" | "lrstream publish" | "lrstream inspect" | "lrstream inspect sidecar" | "lrstream inspect dataset" | "lrstream inspect episode" | "lrstream inspect budget" | "lrstream inspect plan" | "lrstream inspect locks" | "lrstream inspect cache" | "lrstream benchmark" | "lrstream benchmark loader") path+=" ${COMP_WORDS[i]}" ;;
+            "lrstream build" | "lrstream convert" | "lrstream validate" | "lrstream publish" | "lrstream inspect" | "lrstream inspect sidecar" | "lrstream inspect dataset" | "lrstream inspect episode" | "lrstream inspect budget" | "lrstream inspect plan" | "lrstream inspect locks" | "lrstream inspect cache" | "lrstream benchmark" | "lrstream benchmark loader" | "lrstream benchmark plan") path+=" ${COMP_WORDS[i]}" ;;
         esac
     done
     # A value: one of its choices, or (an empty reply) a file name.
@@ -87,6 +87,28 @@ _lrstream() {
         "lrstream benchmark loader --repo-type") COMPREPLY=($(compgen -W "dataset bucket" -- "$current")); return ;;
         "lrstream benchmark loader --revision") return ;;
         "lrstream benchmark loader --cache-dir") return ;;
+        "lrstream benchmark plan --bandwidth") return ;;
+        "lrstream benchmark plan --latency") return ;;
+        "lrstream benchmark plan --decode-rate") return ;;
+        "lrstream benchmark plan --consumer-rate") return ;;
+        "lrstream benchmark plan --workers") return ;;
+        "lrstream benchmark plan --batch-size") return ;;
+        "lrstream benchmark plan --strategy") COMPREPLY=($(compgen -W "remaining round_robin" -- "$current")); return ;;
+        "lrstream benchmark plan --episodes") return ;;
+        "lrstream benchmark plan --world-size") return ;;
+        "lrstream benchmark plan --rank") return ;;
+        "lrstream benchmark plan --pool") return ;;
+        "lrstream benchmark plan --prefetch") return ;;
+        "lrstream benchmark plan --budget") return ;;
+        "lrstream benchmark plan --connections") return ;;
+        "lrstream benchmark plan --queue") return ;;
+        "lrstream benchmark plan --seed") return ;;
+        "lrstream benchmark plan --epoch") return ;;
+        "lrstream benchmark plan --compare") return ;;
+        "lrstream benchmark plan --plot") return ;;
+        "lrstream benchmark plan --repo-type") COMPREPLY=($(compgen -W "dataset bucket" -- "$current")); return ;;
+        "lrstream benchmark plan --revision") return ;;
+        "lrstream benchmark plan --cache-dir") return ;;
     esac
     case "$path" in
         "lrstream")
@@ -116,9 +138,11 @@ _lrstream() {
         "lrstream inspect cache")
             [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--prune --yes -y --idle-days --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
         "lrstream benchmark")
-            COMPREPLY=($(compgen -W "loader --help -h" -- "$current")) ;;
+            COMPREPLY=($(compgen -W "loader plan --help -h" -- "$current")) ;;
         "lrstream benchmark loader")
             [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--demo --workers --batch-size --strategy --episodes --decode-threads --prefetch --pool --budget --connections --samples --seconds --consumer-rate --compare --plot --repo-type --revision --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
+        "lrstream benchmark plan")
+            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--bandwidth --latency --decode-rate --consumer-rate --workers --batch-size --strategy --episodes --world-size --rank --pool --prefetch --budget --connections --queue --seed --epoch --compare --plot --repo-type --revision --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
     esac
 }
 complete -o default -F _lrstream lrstream

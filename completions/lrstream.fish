@@ -3,7 +3,7 @@ function __lrstream_path
     set -l path lrstream
     for word in (commandline -opc)[2..-1]
         switch "$path $word"
-            case 'lrstream build' 'lrstream convert' 'lrstream validate' 'lrstream publish' 'lrstream inspect' 'lrstream inspect sidecar' 'lrstream inspect dataset' 'lrstream inspect episode' 'lrstream inspect budget' 'lrstream inspect plan' 'lrstream inspect locks' 'lrstream inspect cache' 'lrstream benchmark' 'lrstream benchmark loader'
+            case 'lrstream build' 'lrstream convert' 'lrstream validate' 'lrstream publish' 'lrstream inspect' 'lrstream inspect sidecar' 'lrstream inspect dataset' 'lrstream inspect episode' 'lrstream inspect budget' 'lrstream inspect plan' 'lrstream inspect locks' 'lrstream inspect cache' 'lrstream benchmark' 'lrstream benchmark loader' 'lrstream benchmark plan'
                 set path "$path $word"
         end
     end
@@ -158,6 +158,7 @@ complete -c lrstream -n 'test (__lrstream_path) = "lrstream inspect cache"' -l c
 complete -c lrstream -n 'test (__lrstream_path) = "lrstream inspect cache"' -l help -s h -d 'Show this message and exit.'
 complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark"' -f
 complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark"' -a loader -d 'Stream an epoch, stage by stage, and check every frame.'
+complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark"' -a plan -d 'Simulate an epoch from the index alone.'
 complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark"' -l help -s h -d 'Show this message and exit.'
 complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark loader"' -l demo -d 'Write a small dataset and use that.'
 complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark loader"' -l workers -x -d 'DataLoader workers.'
@@ -182,3 +183,30 @@ complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark loader"' -
 complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark loader"' -l debug -d 'Everything, and tracebacks of failures.'
 complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark loader"' -l cache-dir -r -d 'Local caches, instead of $HF_LEROBOT_HOME (default: ~/.cache/huggingface/lerobot).'
 complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark loader"' -l help -s h -d 'Show this message and exit.'
+complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark plan"' -l bandwidth -x -d 'MiB per second that the workers share.'
+complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark plan"' -l latency -x -d 'From a request to its first byte, in ms.'
+complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark plan"' -l decode-rate -x -d 'Samples per second that all workers decode together.'
+complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark plan"' -l consumer-rate -x -d 'Samples per second that training takes.'
+complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark plan"' -l workers -x -d 'DataLoader workers.'
+complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark plan"' -l batch-size -x -d 'Samples of a batch.'
+complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark plan"' -l strategy -x -a 'remaining round_robin' -d 'How frames are drawn from the pool of episodes.'
+complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark plan"' -l episodes -x -d 'Only these episodes, such as 0-9,12,20- (ends included).'
+complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark plan"' -l world-size -x -d 'Ranks.'
+complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark plan"' -l rank -x -d 'The one to simulate.'
+complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark plan"' -l pool -x -d 'Episodes that each worker mixes (default: 32 / workers).'
+complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark plan"' -l prefetch -x -d 'Episodes that each worker fetches ahead of its pool.'
+complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark plan"' -l budget -x -d 'Byte budget of the rank; 1 GB is 2**30 bytes.'
+complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark plan"' -l connections -x -d 'HTTP connections of each process (default: 32).'
+complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark plan"' -l queue -x -d 'Samples that each worker keeps ahead.'
+complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark plan"' -l seed -x -d 'Seed.'
+complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark plan"' -l epoch -x -d 'Epoch.'
+complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark plan"' -l compare -r -d 'Compare with an earlier --json document of this command.'
+complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark plan"' -l plot -r -d 'Draw the figures into a .html or .png file.'
+complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark plan"' -l repo-type -x -a 'dataset bucket' -d 'What OWNER/NAME means on the Hub.'
+complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark plan"' -l revision -x -d 'Branch, tag or commit of a Hub dataset.'
+complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark plan"' -l json -d 'Print one JSON document and nothing else.'
+complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark plan"' -l quiet -s q -d 'No progress, warnings or notices; errors are still told.'
+complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark plan"' -l verbose -s v -d 'Tell each step on stderr.'
+complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark plan"' -l debug -d 'Everything, and tracebacks of failures.'
+complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark plan"' -l cache-dir -r -d 'Local caches, instead of $HF_LEROBOT_HOME (default: ~/.cache/huggingface/lerobot).'
+complete -c lrstream -n 'test (__lrstream_path) = "lrstream benchmark plan"' -l help -s h -d 'Show this message and exit.'

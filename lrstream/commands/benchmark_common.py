@@ -9,7 +9,7 @@ import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,8 @@ from lrstream.storage.location import RepoType
 __all__ = [
     "ChosenEpisodes",
     "DatasetFacts",
+    "Limit",
+    "LimitingStage",
     "Machine",
     "Percentiles",
     "choose_episodes",
@@ -118,6 +120,24 @@ class DatasetFacts:
             ),
             digest=content.hexdigest()[:16],
         )
+
+
+LimitingStage = Literal["network", "decode", "assembly", "consumer", "stalls", "nothing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The stage that limits, and what to change.
+
+    Attributes:
+        stage: Its name.
+        reason: What tells so.
+        advice: What to change, likeliest first.
+    """
+
+    stage: LimitingStage
+    reason: str
+    advice: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from lrstream.commands.benchmark_ceiling import Ceiling
 from lrstream.commands.benchmark_charts import Bars, Chart, Histogram
-from lrstream.commands.benchmark_common import DatasetFacts, Machine, refuse_unless
-from lrstream.commands.benchmark_stages import Limit, StageRates, TimeShares
+from lrstream.commands.benchmark_common import DatasetFacts, Limit, Machine, refuse_unless
+from lrstream.commands.benchmark_stages import StageRates, TimeShares
 from lrstream.sidecar.problems import Problem
 from lrstream.sidecar.resolve import Origin
 from lrstream.streaming.measure import RunLimits

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from lrstream.commands.benchmark_common import num_usable_cpus
+from lrstream.commands.benchmark_common import Limit, LimitingStage, num_usable_cpus
 from lrstream.streaming.measure import EpochTimes, ProcessReport
 
 __all__ = [
-    "Limit",
-    "LimitingStage",
     "StageRates",
     "TimeShares",
     "cpu_ms_per_sample",
@@ -22,8 +20,6 @@ __all__ = [
     "total_cpu_s",
     "total_of",
 ]
-
-LimitingStage = Literal["network", "decode", "assembly", "consumer"]
 
 # Training that waits for less of its time than this is not limited by the loader.
 _HARDLY_WAITING = 0.05
@@ -58,21 +54,6 @@ class TimeShares:
     waiting_for_episodes: float
     waiting_for_pictures: float
     assembling: float
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """The stage that limits, and what to change.
-
-    Attributes:
-        stage: Its name.
-        reason: What tells so.
-        advice: What to change, likeliest first.
-    """
-
-    stage: LimitingStage
-    reason: str
-    advice: tuple[str, ...]
 
 
 def stage_rates(reports: Sequence[ProcessReport], decode_threads: int) -> StageRates:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from lrstream.streaming.pool import AnchorPlan, peak_resident_bytes
 
-__all__ = ["Reservation", "reservation_of"]
+__all__ = ["Frontier", "Reservation", "reservation_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ def reservation_of(
         decoded_queue_size: Samples under way at most.
     """
     order = plan.admission_order().tolist()
-    nominal = _Frontier(plan, order, budget_bytes, prefetch_episodes)
-    free = _Frontier(plan, order, None, prefetch_episodes)
+    nominal = Frontier(plan, order, budget_bytes, prefetch_episodes)
+    free = Frontier(plan, order, None, prefetch_episodes)
     decoding: deque[tuple[int, int]] = deque()  # (last anchor, bytes) of retired episodes
     decoding_bytes = num_anchors = num_resident = largest_pool = peak = bound = 0
     is_budget_full = False
@@ -82,8 +82,18 @@ def reservation_of(
     )
 
 
-class _Frontier:
-    """How far admission and prefetch have come along the order of admission."""
+class Frontier:
+    """How far admission and prefetch have come along the order of admission.
+
+    Args:
+        plan: The plan of one worker.
+        order: Its order of admission.
+        budget_bytes: Its budget; None for no limit.
+        prefetch: Episodes fetched ahead of the pool.
+
+    Attributes:
+        reserved_bytes: Bytes of the episodes that were begun; whoever retires one takes its bytes off.
+    """
 
     def __init__(self, plan: AnchorPlan, order: list[int], budget_bytes: int | None, prefetch: int) -> None:
         self._plan = plan
@@ -93,6 +103,11 @@ class _Frontier:
         self._num_admitted = 0
         self._num_begun = 0
         self.reserved_bytes = 0
+
+    @property
+    def num_begun(self) -> int:
+        """Episodes whose fetch has begun, the first ones of the order."""
+        return self._num_begun
 
     @property
     def num_waiting(self) -> int:

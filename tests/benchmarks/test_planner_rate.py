@@ -12,8 +12,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from lrstream.commands.benchmark_epoch import Rates, play, walk
+from lrstream.commands.inspect_reservation import reservation_of
 from lrstream.streaming.partition import partition_report
-from lrstream.streaming.pool import AnchorPlan
+from lrstream.streaming.pool import AnchorPlan, episodes_per_batch
 from lrstream.streaming.strategies import SAMPLING_STRATEGIES, SamplingStrategy
 
 
@@ -51,3 +53,22 @@ def test_100k_episodes_are_partitioned_in_well_under_a_second(world_size: int, n
     print(f"{world_size} x {num_workers}: {elapsed_s:.3f} s, balance {report.worker_balance:.4f}")
     assert elapsed_s < 1.0
     assert report.worker_balance < 1.1
+
+
+def test_an_epoch_of_300k_frames_is_simulated_in_a_few_seconds() -> None:
+    """A million takes three to four times as long, linearly."""
+    lengths, sizes = np.full(1000, 300), np.full(1000, 3_000_000)
+    plan = AnchorPlan(
+        lengths, pool_size=32, strategy="remaining", seed_key=(1,), sizes=sizes, budget_bytes=1 << 30
+    )
+    rates = Rates(100 * 2.0**20, 0.05, 2000.0, None, 16, 8)
+
+    def simulate() -> None:
+        steps = walk(plan, sizes, budget_bytes=1 << 30, prefetch_episodes=8)
+        reservation_of(plan, budget_bytes=1 << 30, prefetch_episodes=8, decoded_queue_size=8)
+        episodes_per_batch(plan, 64)
+        play([steps], rates, batch_size=64, in_process=False)
+
+    elapsed_s = best_cpu_s(simulate, runs=1)
+    print(f"{elapsed_s:.2f} s of processor time")
+    assert elapsed_s < 6.0

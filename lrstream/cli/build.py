@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -26,6 +27,7 @@ from lrstream.cli.progress import ProgressLine
 from lrstream.cli.publish import ACTIONS
 from lrstream.cli.runner import run_command
 from lrstream.cli.screen import Screen, count, megabytes
+from lrstream.errors import UsageError
 
 __all__ = ["TEXTS", "build"]
 
@@ -42,6 +44,11 @@ for it.
 
 A build that was interrupted, in whatever way, is continued by the same command. Files that have not
 changed are taken from an earlier sidecar of the dataset, if the cache or what is published has one.
+
+With --shard I/N only every N-th file is indexed. Such builds know nothing of each other, so that N jobs
+can run at once on N machines; `lrstream convert --merge` makes the sidecar of their results.
+
+With --scheduler the files are indexed by the processes of a Dask cluster, and this one writes the sidecar.
 """,
     (
         "lrstream build ./demo",
@@ -50,6 +57,8 @@ changed are taken from an earlier sidecar of the dataset, if the cache or what i
         "lrstream build ./demo -o demo.npz",
         "lrstream build ./demo -o new.npz --base demo.npz",
         "lrstream build ./demo --episodes 0-3,7,10- -o some.npz --json",
+        "lrstream build ./demo --shard 1/2 -o one.npz",
+        "lrstream build OWNER/NAME --scheduler tcp://host:8786",
     ),
 )
 
@@ -67,6 +76,14 @@ def build(
             help="Only the files of these episodes, such as 0-9,12,20- (ends included); needs --output.",
         ),
     ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            "--shard",
+            metavar="I/N",
+            help="Index only part I of N of the files, counted from 1, for `convert --merge`.",
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -74,8 +91,24 @@ def build(
         ),
     ] = None,
     workers: Annotated[
-        int, typer.Option("--workers", metavar="N", min=1, help="Files indexed at once.", show_default=True)
+        int,
+        typer.Option(
+            "--workers",
+            metavar="N",
+            min=1,
+            max=1024,
+            help="Files indexed at once; with --scheduler ADDRESS by each process of the cluster.",
+            show_default=True,
+        ),
     ] = 16,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            "--scheduler",
+            metavar="ADDRESS|local",
+            help="Index on the Dask cluster with this scheduler, or on one started here for the build.",
+        ),
+    ] = None,
     lock_timeout: Annotated[
         float,
         typer.Option(
@@ -117,7 +150,13 @@ def build(
     def work(progress: ProgressLine) -> Answer:
         from lrstream.commands.build import build_dataset
         from lrstream.commands.publish import publish_built, require_push_target
+        from lrstream.sidecar.shards import parse_shard
 
+        part = None if shard is None else parse_shard(shard)
+        if part is not None and push:
+            raise UsageError(
+                "A shard cannot be published.", hint="Merge all shards first, then publish the result."
+            )
         if push:
             # Before any long work: whether it can be published there at all.
             require_push_target(
@@ -129,11 +168,13 @@ def build(
             repo_type=repo_type.value,
             revision=revision,
             episodes=episodes,
+            shard=part,
             output=output,
             workers=workers,
             force=force,
             resume=not no_resume,
             base=base,
+            scheduler=scheduler,
             lock_timeout_s=lock_timeout,
             progress=progress,
         )
@@ -144,7 +185,7 @@ def build(
                 screen.line("The dataset has no video: there is nothing to index.")
                 return
             facts = [
-                ("sidecar", str(result.path)),
+                ("sidecar" if result.shard is None else f"shard {result.shard}", str(result.path)),
                 ("origin", _ORIGINS[result.origin]),
                 ("covers", "the complete dataset" if result.complete else "a part of the dataset"),
                 ("files", count(result.files)),
@@ -158,6 +199,8 @@ def build(
             if pushed is not None:
                 facts.append(("published", f"{pushed.report.path} ({ACTIONS[pushed.report.action]})"))
             screen.facts([*facts, ("time", f"{result.elapsed_s:.2f} s")])
+            if result.shard is not None:
+                screen.line(f"When all are built: lrstream convert --merge {quote(str(result.path.parent))}")
 
         facts_of_push = {} if pushed is None else {"publication": pushed.to_json()}
         return Answer(result={**result.to_json(), **facts_of_push}, show=show)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,10 @@ from lrstream.cli.output import Answer, jsonable
 from lrstream.cli.progress import ProgressLine
 from lrstream.cli.runner import run_command
 from lrstream.cli.screen import Screen, count, megabytes
+from lrstream.errors import UsageError
+
+if TYPE_CHECKING:
+    from lrstream.commands.merge import MergeReport
 
 __all__ = ["TEXTS", "Format", "convert"]
 
@@ -32,11 +36,17 @@ row for each coded picture, for analysis.
 
 The output appears complete or not at all, and an existing one is kept unless --force is given. Sidecars
 of schema 1 and 2, and those of buckets without fingerprints, cannot be converted: build them again.
+
+With --merge the arguments are the shards that `lrstream build --shard I/N` has written, or directories of
+them. They become the sidecar that one build would have written, in the local cache or in --output. All
+shards must be there and belong together; what is missing is named, with the command that builds it.
 """,
     (
         "lrstream convert demo.npz --dry-run",
         "lrstream convert demo.npz",
         "lrstream convert demo.npz --to parquet -o samples.parquet",
+        "lrstream convert --merge shards/ --dry-run",
+        "lrstream convert --merge one.npz two.npz -o demo.npz",
     ),
 )
 
@@ -50,12 +60,25 @@ class Format(StrEnum):
 
 
 def convert(
-    sidecar: Annotated[
-        Path, typer.Argument(metavar="SIDECAR", help="A sidecar (.npz or .arrow).", show_default=False)
+    sidecars: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="SIDECAR...",
+            help="A sidecar (.npz or .arrow); with --merge the shards of one, or directories of shards.",
+            show_default=False,
+        ),
     ],
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Merge the shards of a sidecar into the sidecar.")
+    ] = False,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Where to write it (default: beside SIDECAR)."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Where to write it (default: beside SIDECAR; with --merge: the local cache).",
+        ),
     ] = None,
     to: Annotated[
         Format | None,
@@ -79,9 +102,29 @@ def convert(
 
     def work(progress: ProgressLine) -> Answer:
         from lrstream.commands.convert import ConvertReport, convert_sidecar
+        from lrstream.commands.merge import merge_sidecar
 
+        if merge:
+            if to is not None:
+                raise UsageError(
+                    f"Merging gives a sidecar archive, and --to asks for {to.value}.",
+                    hint="Merge first, then convert the result.",
+                )
+            merged = merge_sidecar(
+                sidecars,
+                output,
+                dry_run=dry_run,
+                force=force,
+                progress=lambda done, total: progress(done, total, "files merged"),
+            )
+            return Answer(result=jsonable(merged), show=lambda screen: _show_merged(screen, merged))
+        if len(sidecars) > 1:
+            raise UsageError(
+                f"{len(sidecars)} sidecars were named; one is converted at a time.",
+                hint="Merge shards of one sidecar with --merge.",
+            )
         report = convert_sidecar(
-            sidecar,
+            sidecars[0],
             output,
             to=None if to is None else to.value,
             dry_run=dry_run,
@@ -104,3 +147,22 @@ def convert(
         return Answer(result=jsonable(report), show=show)
 
     run_command("convert", CommonOptions(as_json, quiet, verbose, debug, cache_dir), work)
+
+
+def _show_merged(screen: Screen, report: MergeReport) -> None:
+    if report.is_dry_run:
+        state = "not written (dry run)"
+    elif report.unchanged:
+        state = "was there already, still valid"
+    else:
+        state = megabytes(report.output_bytes or 0)
+    screen.facts(
+        [
+            ("shards", count(len(report.shards))),
+            ("sidecar", f"{report.output} ({state})"),
+            ("place", "the local cache" if report.installed else "a file"),
+            ("sources", count(report.num_sources)),
+            ("frames", count(report.num_frames)),
+            ("time", f"{report.elapsed_s:.2f} s"),
+        ]
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,15 @@ from lrstream.commands.episode_spec import EpisodeSpec, parse_episode_spec
 from lrstream.commands.opened import OpenedDataset, open_dataset
 from lrstream.commands.progress import Progress, no_progress
 from lrstream.errors import NotFoundError, UsageError
+from lrstream.layout.episodes import EpisodeTable
 from lrstream.layout.layout import resolve_selection
 from lrstream.sidecar.archive import ArchiveReader
 from lrstream.sidecar.build import DEFAULT_WORKERS, BuildProgress, BuildReport
+from lrstream.sidecar.elsewhere import SourceIndexer
 from lrstream.sidecar.resolve import DEFAULT_LOCK_TIMEOUT_S, Origin, build_locked, resolve_sidecar
 from lrstream.sidecar.resumable import BuildOptions
+from lrstream.sidecar.shard_build import build_shard
+from lrstream.sidecar.shards import Shard
 from lrstream.storage.location import RepoType
 
 __all__ = ["BuildResult", "build_dataset"]
@@ -39,6 +44,7 @@ class BuildResult:
         bytes_read: Bytes fetched by them.
         reused: Files taken from an interrupted build or an earlier sidecar instead of being read.
         elapsed_s: Duration of the whole command.
+        shard: Which part of the dataset it is, ``I/N``; None if it was not built as a shard.
     """
 
     path: Path | None
@@ -51,6 +57,7 @@ class BuildResult:
     bytes_read: int
     reused: int
     elapsed_s: float
+    shard: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name."""
@@ -64,11 +71,13 @@ def build_dataset(
     repo_type: RepoType = "dataset",
     revision: str | None = None,
     episodes: str | None = None,
+    shard: Shard | None = None,
     output: Path | None = None,
     workers: int = DEFAULT_WORKERS,
     force: bool = False,
     resume: bool = True,
     base: Path | None = None,
+    scheduler: str | None = None,
     lock_timeout_s: float = DEFAULT_LOCK_TIMEOUT_S,
     progress: Progress = no_progress,
 ) -> BuildResult:
@@ -80,25 +89,30 @@ def build_dataset(
         repo_type: What ``OWNER/NAME`` means.
         revision: Branch, tag or commit.
         episodes: Episodes whose files are covered, as `parse_episode_spec` takes them; None for all.
+        shard: Index only this part of the files, into a shard that `merge_sidecar` takes.
         output: Write the archive there instead of into the cache.
         workers: Files indexed at once.
         force: Build even if a valid sidecar is there, and read every file for it.
         resume: Continue an interrupted build, and keep what is needed to continue this one.
         base: A sidecar of another state of the dataset, from which unchanged files are taken.
+        scheduler: Dask scheduler whose processes do the indexing; `lrstream.sidecar.cluster.LOCAL` starts
+            some here. Then `workers` is per process of the cluster.
         lock_timeout_s: How long to wait for another process that builds the same sidecar.
         progress: Told about finished files.
 
     Raises:
         UsageError: The episodes cannot be understood, or a part was asked for without `output`, or
             `output` is a directory. Nothing has been done.
+        ClusterError: The scheduler cannot be reached, or was lost.
         LrstreamError: As `resolve_sidecar`.
     """
     started_s = time.monotonic()
     spec = None if episodes is None else parse_episode_spec(episodes)
+    if shard is not None and spec is not None:
+        raise UsageError("A shard is a part of the complete dataset; episodes cannot be chosen as well.")
     _check_output(output, spec)
     if base is not None:
         ArchiveReader(base).close()
-    options = BuildOptions(resume=resume, base=base)
     dataset = open_dataset(source, repo_type=repo_type, revision=revision)
     table = dataset.layout.episodes
     positions = _positions(dataset, spec)
@@ -111,34 +125,52 @@ def build_dataset(
     report: BuildReport | None = None
     origin: Origin | None = "built"
     path: Path | None = output
-    if not files:
-        origin, path = None, None
-    elif output is None:
-        found = resolve_sidecar(
-            dataset.store,
-            dataset.layout,
-            repo_id=repo_id,
-            revision=revision,
-            workers=workers,
-            lock_timeout_s=lock_timeout_s,
-            progress=tell,
-            options=options,
-            rebuild=force,
-        )
-        report, origin, path = found.report, found.origin, found.path
-    else:
-        report = build_locked(
-            dataset.store,
-            dataset.layout,
-            destination=output,
-            repo_id=repo_id,
-            revision=revision,
-            workers=workers,
-            lock_timeout_s=lock_timeout_s,
-            progress=tell,
-            options=replace(options, reuse=False) if force else options,
-            paths=None if len(files) == len(all_files) else files,
-        )
+    with _cluster(scheduler, workers) as indexer:
+        options = BuildOptions(resume=resume, base=base, indexer=indexer)
+        if not files and shard is None:
+            origin, path = None, None
+        elif shard is not None:
+            built = build_shard(
+                dataset.store,
+                dataset.layout,
+                shard,
+                destination=output,
+                repo_id=repo_id,
+                revision=revision,
+                workers=workers,
+                lock_timeout_s=lock_timeout_s,
+                progress=tell,
+                options=replace(options, reuse=False) if force else options,
+            )
+            report, path = built.build, built.build.path
+            files = set(report.identity.paths)
+            positions = _positions_of(table, files)
+        elif output is None:
+            found = resolve_sidecar(
+                dataset.store,
+                dataset.layout,
+                repo_id=repo_id,
+                revision=revision,
+                workers=workers,
+                lock_timeout_s=lock_timeout_s,
+                progress=tell,
+                options=options,
+                rebuild=force,
+            )
+            report, origin, path = found.report, found.origin, found.path
+        else:
+            report = build_locked(
+                dataset.store,
+                dataset.layout,
+                destination=output,
+                repo_id=repo_id,
+                revision=revision,
+                workers=workers,
+                lock_timeout_s=lock_timeout_s,
+                progress=tell,
+                options=replace(options, reuse=False) if force else options,
+                paths=None if len(files) == len(all_files) else files,
+            )
     return BuildResult(
         path=path,
         origin=origin,
@@ -150,7 +182,27 @@ def build_dataset(
         bytes_read=report.bytes_read if report is not None else 0,
         reused=report.num_reused if report is not None else 0,
         elapsed_s=time.monotonic() - started_s,
+        shard=None if shard is None else str(shard),
     )
+
+
+def _cluster(scheduler: str | None, workers: int) -> AbstractContextManager[SourceIndexer | None]:
+    """What indexes the files; None for threads of this process."""
+    if scheduler is None:
+        return nullcontext()
+    # Imported here: nobody else needs it.
+    from lrstream.sidecar.cluster import ClusterIndexer
+
+    return ClusterIndexer(scheduler, workers=workers)
+
+
+def _positions_of(table: EpisodeTable, files: set[str]) -> NDArray[np.int64]:
+    """Episodes of which some camera's pictures are in one of `files`."""
+    touched = np.zeros(len(table), dtype=bool)
+    for camera in table.cameras.values():
+        covered = np.array([name in files for name in camera.files], dtype=bool)
+        touched |= covered[camera.file]
+    return np.flatnonzero(touched)
 
 
 def _check_output(output: Path | None, spec: EpisodeSpec | None) -> None:

@@ -105,6 +105,11 @@ class ArchiveReader:
         """What is known of each track without reading an array, in the order of `paths`."""
         return self._manifest.tracks
 
+    @property
+    def comment(self) -> bytes:
+        """Comment of the ZIP file; shards tell here what they are a part of (`lrstream.sidecar.shards`)."""
+        return self._zip.comment
+
     def track(self, file_path: str) -> TrackIndex:
         """The record of one source file.
 

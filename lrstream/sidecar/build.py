@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from lrstream.errors import (
     AccessError,
@@ -28,9 +28,11 @@ from lrstream.errors import (
 from lrstream.layout.layout import DatasetLayout
 from lrstream.mp4.probe import RangeReply, drive, probe_track
 from lrstream.mp4.track import TrackIndex
+from lrstream.sidecar.build_failures import SourceFailure, joint_error
+from lrstream.sidecar.elsewhere import SourceIndexer, Work
 from lrstream.sidecar.identity import SidecarIdentity, SourceFile
 from lrstream.sidecar.install import reclaim_leftovers
-from lrstream.sidecar.writer import ArchiveWriter, encode_source
+from lrstream.sidecar.writer import ArchiveWriter, EncodedSource, encode_source
 from lrstream.storage.store import DatasetStore
 
 __all__ = [
@@ -53,7 +55,6 @@ _PROGRESS_EVERY_S = 0.2
 # Transfers are repeated below this level already; when this many sources have failed for good, the
 # network is down, and trying the other half million helps nobody.
 _MAX_TRANSFER_FAILURES = 16
-_LISTED_FAILURES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +72,6 @@ class BuildProgress:
     total: int
     failed: int
     bytes_read: int
-
-
-@dataclass(frozen=True, slots=True)
-class SourceFailure:
-    """Why one source cannot be indexed.
-
-    Attributes:
-        path: Path of the source.
-        code: Code of the error's class.
-        message: What is wrong.
-        hint: What to do about it, if something is known.
-    """
-
-    path: str
-    code: str
-    message: str
-    hint: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +160,8 @@ def build_sidecar(
     identity: SidecarIdentity | None = None,
     progress: Callable[[BuildProgress], None] | None = None,
     finished: FinishedSources | None = None,
+    indexer: SourceIndexer | None = None,
+    comment: bytes = b"",
 ) -> BuildReport:
     """Index every video of a dataset and install the archive. Takes no lock; callers do.
 
@@ -187,6 +173,8 @@ def build_sidecar(
         identity: Identity of the archive; from `request_identity` when None.
         progress: Called from worker threads, at most a few times each second and at the end.
         finished: Records of earlier builds.
+        indexer: Indexes what no earlier build has, instead of threads of this process.
+        comment: Comment of the archive.
 
     Raises:
         InputError: Some videos cannot be indexed; the error names all of them, each with its
@@ -202,8 +190,8 @@ def build_sidecar(
     reclaim_leftovers(destination)
     start = time.monotonic()
     requests, bytes_read = store.counters.requests, store.counters.bytes_read
-    with ArchiveWriter(destination, identity) as writer:
-        build = _Build(store, identity, writer, progress, finished)
+    with ArchiveWriter(destination, identity, comment=comment) as writer:
+        build = _Build(store, identity, writer, progress, finished, indexer)
         build.run(workers)
         _require_unchanged(store, identity)
         build.raise_failures()
@@ -232,6 +220,7 @@ class _Build:
         writer: ArchiveWriter,
         progress: Callable[[BuildProgress], None] | None,
         finished: FinishedSources | None,
+        indexer: SourceIndexer | None,
     ) -> None:
         self.num_samples = 0
         self.num_reused = 0
@@ -240,6 +229,8 @@ class _Build:
         self._writer = writer
         self._progress = progress
         self._finished = finished
+        self._indexer = indexer
+        self._for_indexer: list[Work] = []
         self._sources: Iterator[tuple[int, SourceFile]] = iter(enumerate(identity.source_files))
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -264,32 +255,14 @@ class _Build:
                 self._stop.set()
         for future in futures:
             future.result()
+        if self._for_indexer:
+            self._stop.clear()
+            self._run_elsewhere()
 
     def raise_failures(self) -> None:
         """Raise one error for all sources that failed, if any did."""
-        if not self._failures:
-            return
-        ordered = sorted(self._failures, key=lambda failure: failure[0])
-        failures = tuple(
-            SourceFailure(path, error.code, error.message or str(error), error.hint)
-            for path, error in ordered
-        )
-        if len(ordered) == 1:
-            error = ordered[0][1]
-            error.fields["failures"] = failures
-            raise error
-        kinds = {type(error) for _, error in ordered}
-        kind = _common_kind(kinds)
-        lines = [f"  {failure.path}: {failure.message}" for failure in failures[:_LISTED_FAILURES]]
-        if len(failures) > _LISTED_FAILURES:
-            lines.append(f"  and {len(failures) - _LISTED_FAILURES} more")
-        hints = list(dict.fromkeys(failure.hint for failure in failures if failure.hint))
-        raise kind(
-            f"{len(failures)} of {len(self._identity.source_files)} video files cannot be indexed; "
-            "no sidecar was written:\n" + "\n".join(lines),
-            hint=" ".join(hints[:3]) or None,
-            failures=failures,
-        )
+        if self._failures:
+            raise joint_error(self._failures, len(self._identity.source_files))
 
     def _work(self) -> None:
         """One thread: sources until none is left or the build stops."""
@@ -299,36 +272,73 @@ class _Build:
             if source is None:
                 return
             try:
-                self._index(number, source)
+                if not self._index(number, source):
+                    continue
             except _StopBuild:
                 return
             except (InputError, NotFoundError, AccessError, TransferError) as error:
                 if isinstance(error, SourcesChangedError):
                     raise
                 self._fail(source.path, error)
-            with self._lock:
-                self._done += 1
-                done = self._done == len(self._identity.source_files)
-            self._report(final=done)
+            self._count_done()
 
-    def _index(self, number: int, source: SourceFile) -> None:
+    def _run_elsewhere(self) -> None:
+        """Give the indexer what is left, and take each source from it as it is finished."""
+        assert self._indexer is not None
+        left = sorted(self._for_indexer, key=lambda work: work.number)
+        sources = {work.number: work.source for work in left}
+        with contextlib.closing(self._indexer.index(self._store, left)) as found:
+            for indexed in found:
+                source = sources.pop(indexed.number)
+                if indexed.track is not None:
+                    self._keep(source, indexed.track)
+                    self._add(indexed.number, source, indexed.track, indexed.encoded)
+                elif indexed.error is not None:
+                    self._fail(source.path, indexed.error)
+                self._count_done()
+                if self._stop.is_set():
+                    return
+
+    def _index(self, number: int, source: SourceFile) -> bool:
+        """Finish one source; False if the indexer has to."""
         fingerprint = self._identity.source_fingerprints.get(source.path)
         track = self._finished.find(source, fingerprint) if self._finished is not None else None
-        reused = track is not None
-        if track is None:
-            track = index_source(self._store, source, before_read=self._check_stop)
-            if self._finished is not None:
-                self._finished.keep(track, fingerprint)
+        if track is not None:
+            self._add(number, source, track)
+            with self._lock:
+                self.num_reused += 1
+            return True
+        if self._indexer is not None:
+            with self._lock:
+                self._for_indexer.append(Work(number, source, fingerprint))
+            return False
+        track = index_source(self._store, source, before_read=self._check_stop)
+        self._keep(source, track)
+        self._add(number, source, track)
+        return True
+
+    def _keep(self, source: SourceFile, track: TrackIndex) -> None:
+        if self._finished is not None:
+            self._finished.keep(track, self._identity.source_fingerprints.get(source.path))
+
+    def _add(
+        self, number: int, source: SourceFile, track: TrackIndex, encoded: EncodedSource | None = None
+    ) -> None:
         if source.size is not None and track.file_size != source.size:
             raise SourcesChangedError(
                 f"{source.path} has {track.file_size} bytes, but had {source.size} when the build began.",
                 hint=_WRITING_HINT,
                 file_path=source.path,
             )
-        self._writer.add(encode_source(number, track))
+        self._writer.add(encoded or encode_source(number, track))
         with self._lock:
             self.num_samples += track.samples.num_samples
-            self.num_reused += reused
+
+    def _count_done(self) -> None:
+        with self._lock:
+            self._done += 1
+            done = self._done == len(self._identity.source_files)
+        self._report(final=done)
 
     def _check_stop(self) -> None:
         if self._stop.is_set():
@@ -409,19 +419,3 @@ def _require_unchanged(store: DatasetStore, identity: SidecarIdentity) -> None:
             hint=_WRITING_HINT,
             paths=tuple(changed),
         )
-
-
-def _common_kind(kinds: set[type[LrstreamError]]) -> type[LrstreamError]:
-    """Class of the joint error: the one all share; malformed input outweighs what may be repeated."""
-    if len(kinds) == 1:
-        return kinds.pop()
-    shared: list[Any] = [
-        base for base in next(iter(kinds)).__mro__ if all(issubclass(kind, base) for kind in kinds)
-    ]
-    if issubclass(shared[0], LrstreamError) and shared[0] is not LrstreamError:
-        return shared[0]  # type: ignore[no-any-return]
-    return next(
-        kind
-        for kind in (InputError, NotFoundError, AccessError, TransferError)
-        if any(issubclass(found, kind) for found in kinds)
-    )

@@ -13,7 +13,7 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +33,7 @@ __all__ = [
     "bytes_scalar_header",
     "check_samples",
     "deflate_source",
+    "inflate_source",
     "member_name",
     "read_header",
     "read_member",
@@ -84,6 +85,32 @@ def deflate_source(number: int, samples: SampleTable) -> list[DeflatedMember]:
         npy.write_array_header_1_0(header, npy.header_data_from_array_1_0(array))
         members.append(deflate_member(member_name(number, name), [header.getvalue(), array.tobytes()]))
     return members
+
+
+def inflate_source(number: int, members: Sequence[DeflatedMember], path: str, file_size: int) -> SampleTable:
+    """The inverse of `deflate_source`, with every check of `read_samples`.
+
+    Raises:
+        SidecarError: These are not the members of source `number`, or they cannot describe the file.
+    """
+    headers: dict[str, NpyHeader] = {}
+    data: dict[str, bytes] = {}
+    for member, name in zip(members, ARRAY_NAMES, strict=True):
+        if member.name != member_name(number, name):
+            raise SidecarError(f"{member.name} stands at the place of {member_name(number, name)}.")
+        try:
+            data[name] = zlib.decompress(member.data, -15, member.size)
+        except zlib.error as error:
+            raise _unreadable(member.name, error) from error
+        if len(data[name]) != member.size or zlib.crc32(data[name]) != member.crc:
+            raise SidecarError(f"The sidecar's member {member.name!r} is not what was compressed.")
+        start = io.BytesIO(data[name][:_HEADER_LIMIT])
+        shape, dtype = _parse_header(member.name, start)
+        headers[name] = NpyHeader(shape, dtype, start.tell())
+    _check_shapes(headers, path)
+    samples = _table(headers, data)
+    check_samples(samples, path, file_size)
+    return samples
 
 
 def bytes_scalar_header(length: int) -> bytes:
@@ -190,18 +217,22 @@ def read_samples(archive: zipfile.ZipFile, number: int, path: str, file_size: in
     """
     headers = {name: read_header(archive, member_name(number, name)) for name in ARRAY_NAMES}
     _check_shapes(headers, path)
+    samples = _table(headers, {name: read_member(archive, member_name(number, name)) for name in headers})
+    check_samples(samples, path, file_size)
+    return samples
+
+
+def _table(headers: Mapping[str, NpyHeader], data: Mapping[str, bytes]) -> SampleTable:
+    """The arrays behind headers that agree with each other."""
     arrays: dict[str, NDArray[Any]] = {}
     for name, (attribute, dtype) in ARRAY_NAMES.items():
         header = headers[name]
-        data = read_member(archive, member_name(number, name))
-        array = np.frombuffer(data, dtype=header.dtype, offset=header.data_start)
+        array = np.frombuffer(data[name], dtype=header.dtype, offset=header.data_start)
         # No copy where the bytes have the machine's order already; read-only as `bytes` are.
         array = array.astype(np.dtype(dtype).newbyteorder("="), copy=False)
         array.flags.writeable = False
         arrays[attribute] = array
-    samples = SampleTable(**arrays)
-    check_samples(samples, path, file_size)
-    return samples
+    return SampleTable(**arrays)
 
 
 def check_samples(samples: SampleTable, path: str, file_size: int) -> None:

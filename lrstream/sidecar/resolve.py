@@ -46,7 +46,9 @@ __all__ = [
     "PublishedLookup",
     "ResolvedSidecar",
     "build_locked",
+    "build_under_lock",
     "resolve_sidecar",
+    "twice_if_sources_change",
 ]
 
 logger = logging.getLogger(__name__)
@@ -157,11 +159,13 @@ def resolve_sidecar(
             chosen = options or BuildOptions()
             if rebuild:
                 chosen = replace(chosen, reuse=False)
-            report = _build(store, layout, resolver.path, identity, workers, progress, chosen, lock, home)
+            report = build_under_lock(
+                store, layout, resolver.path, identity, workers, progress, chosen, lock, home
+            )
         resolver.prepare_index()
         return ResolvedSidecar(resolver.path, "built", report.identity, True, report)
 
-    return _twice_if_sources_change(attempt)
+    return twice_if_sources_change(attempt)
 
 
 def build_locked(
@@ -193,11 +197,11 @@ def build_locked(
             identity = identity.narrowed(paths)
         with ProcessLock(lock_path(destination)) as lock:
             lock.acquire(lock_timeout_s)
-            return _build(
+            return build_under_lock(
                 store, layout, destination, identity, workers, progress, options or BuildOptions(), lock, home
             )
 
-    return _twice_if_sources_change(attempt)
+    return twice_if_sources_change(attempt)
 
 
 class _Resolver:
@@ -289,7 +293,7 @@ def _lookup_of(store: DatasetStore) -> PublishedLookup | None:
     return PublishedSidecars(cast("HubStore | BucketStore", store))
 
 
-def _build(
+def build_under_lock(
     store: DatasetStore,
     layout: DatasetLayout,
     destination: Path,
@@ -347,7 +351,7 @@ def _checked(identity: SidecarIdentity, request: SidecarIdentity) -> SidecarIden
 Result = TypeVar("Result")
 
 
-def _twice_if_sources_change(attempt: Callable[[], Result]) -> Result:
+def twice_if_sources_change(attempt: Callable[[], Result]) -> Result:
     """Run `attempt`, and once more if videos were replaced under it."""
     try:
         return attempt()

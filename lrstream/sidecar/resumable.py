@@ -15,6 +15,7 @@ from lrstream.errors import SidecarLockTimeoutError
 from lrstream.layout.layout import DatasetLayout
 from lrstream.mp4.track import TrackIndex
 from lrstream.sidecar.build import BuildProgress, BuildReport, build_sidecar
+from lrstream.sidecar.elsewhere import SourceIndexer
 from lrstream.sidecar.identity import SidecarIdentity, SourceFile
 from lrstream.sidecar.journal import JOURNAL_SUFFIX, BuildJournal, JournalRecords, journal_path
 from lrstream.sidecar.lock import ProcessLock, lock_path
@@ -34,11 +35,15 @@ class BuildOptions:
         resume: Continue an interrupted build, and keep a journal so that this one can be continued.
         reuse: Take over sources that have not changed from earlier sidecars of the dataset.
         base: A sidecar to take unchanged sources from, besides those that are found.
+        indexer: Indexes the rest in other processes; threads of this one do when None.
+        comment: Comment of the archive.
     """
 
     resume: bool = True
     reuse: bool = True
     base: Path | None = None
+    indexer: SourceIndexer | None = None
+    comment: bytes = b""
 
 
 class BuildInterrupt(KeyboardInterrupt):
@@ -105,6 +110,8 @@ def build_resumable(
                 identity=identity,
                 progress=progress,
                 finished=finished,
+                indexer=options.indexer,
+                comment=options.comment,
             )
         except KeyboardInterrupt:
             raise BuildInterrupt(_how_to_continue(journal, len(identity.source_files))) from None

@@ -8,6 +8,7 @@ equal bytes; one that finishes early waits on disk, not in memory, until its tur
 from __future__ import annotations
 
 import contextlib
+import json
 import pickle
 import threading
 from collections.abc import Iterator
@@ -20,11 +21,17 @@ from lrstream.errors import LimitError, SidecarError
 from lrstream.mp4.track import TrackIndex
 from lrstream.sidecar.identity import SidecarIdentity
 from lrstream.sidecar.install import PendingFile, scratch_file, storage_errors
-from lrstream.sidecar.manifest import manifest_chunks, source_entry
-from lrstream.sidecar.members import MANIFEST_MEMBER, bytes_scalar_header, check_samples, deflate_source
+from lrstream.sidecar.manifest import manifest_chunks, parse_entry, source_entry
+from lrstream.sidecar.members import (
+    MANIFEST_MEMBER,
+    bytes_scalar_header,
+    check_samples,
+    deflate_source,
+    inflate_source,
+)
 from lrstream.sidecar.zip_stream import DeflatedMember, ZipStream
 
-__all__ = ["ArchiveWriter", "EncodedSource", "encode_source"]
+__all__ = ["ArchiveWriter", "EncodedSource", "decode_source", "encode_source"]
 
 _MAX_MANIFEST_BYTES = 2**31 - 1  # width of numpy's fixed-size bytes type
 
@@ -37,6 +44,7 @@ class EncodedSource:
         number: Its place among the sorted sources.
         file_path: Its path, for messages.
         file_size: Its size in bytes.
+        num_samples: Coded pictures in it.
         entry: Its element of the manifest, UTF-8 JSON.
         members: Its compressed arrays.
     """
@@ -44,6 +52,7 @@ class EncodedSource:
     number: int
     file_path: str
     file_size: int
+    num_samples: int
     entry: bytes
     members: tuple[DeflatedMember, ...]
 
@@ -59,9 +68,21 @@ def encode_source(number: int, track: TrackIndex) -> EncodedSource:
         number,
         track.file_path,
         track.file_size,
+        track.samples.num_samples,
         source_entry(track),
         tuple(deflate_source(number, track.samples)),
     )
+
+
+def decode_source(source: EncodedSource) -> TrackIndex:
+    """The inverse of `encode_source`, with the same checks.
+
+    Raises:
+        SidecarError: It is not what `encode_source` makes.
+    """
+    scalars = parse_entry(source.file_path, json.loads(source.entry))
+    samples = inflate_source(source.number, source.members, source.file_path, source.file_size)
+    return scalars.with_samples(samples)
 
 
 class ArchiveWriter:
@@ -74,10 +95,12 @@ class ArchiveWriter:
         destination: Path of the finished archive.
         identity: Identity of the archive; its source files fix the order. Sizes that are not known
             yet are taken from the sources.
+        comment: Comment of the ZIP file, which no reader of the format looks at.
     """
 
-    def __init__(self, destination: Path, identity: SidecarIdentity) -> None:
+    def __init__(self, destination: Path, identity: SidecarIdentity, *, comment: bytes = b"") -> None:
         self._identity = identity
+        self._comment = comment
         self._lock = threading.Lock()
         self._sizes: dict[str, int] = {}
         self._next = 0
@@ -137,7 +160,7 @@ class ArchiveWriter:
         identity = self._identity.with_sizes(self._sizes)
         with self._lock, storage_errors(self.destination, needed_bytes=self._entries.tell()):
             self._write_manifest(identity)
-            self._zip.finish()
+            self._zip.finish(self._comment)
         self._pending.install()
         return identity
 

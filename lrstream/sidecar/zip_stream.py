@@ -103,8 +103,12 @@ class ZipStream:
         self._file.seek(packed, 1)
         self._register(encoded, crc, packed, size)
 
-    def finish(self) -> None:
-        """Write the central directory and the end records."""
+    def finish(self, comment: bytes = b"") -> None:
+        """Write the central directory and the end records.
+
+        Args:
+            comment: Comment of the archive, at most 65535 bytes.
+        """
         start, length = self._offset, self._directory.tell()
         self._directory.seek(0)
         while chunk := self._directory.read(_COPY_BYTES):
@@ -119,7 +123,10 @@ class ZipStream:
             self._file.write(_END64_LOCATOR.pack(b"PK\x06\x07", 0, start + length, 1))
         count16 = min(count, _MAX16)
         self._file.write(
-            _END.pack(b"PK\x05\x06", 0, 0, count16, count16, min(length, _MAX32), min(start, _MAX32), 0)
+            _END.pack(
+                b"PK\x05\x06", 0, 0, count16, count16, min(length, _MAX32), min(start, _MAX32), len(comment)
+            )
+            + comment
         )
 
     def _register(self, name: bytes, crc: int, packed: int, size: int) -> None:

@@ -6,7 +6,7 @@ tells (SC-6), and every redirect to content is held against the hash of the last
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +94,18 @@ class BucketStore(HubStoreBase):
         if not wanted:
             return {}
         found = require_files(wanted, self.list_files(common_directory(wanted)), self.location.root)
-        self._listed.update(found)
+        self.expect_listed(found)
         return found
+
+    def expect_listed(self, found: Mapping[str, FileInfo]) -> None:
+        """Take over what a listing said: sources of these files refuse any other content from now on."""
+        self._listed.update(found)
+
+    def without_listing(self) -> BucketStore:
+        """The same bucket, with nothing expected of any file."""
+        return BucketStore(
+            self.location, connections=self._pool.connections, subranges=self._subranges, policy=self._policy
+        )
 
     def open(self, path: str, size: int | None = None) -> HttpByteSource:
         """Source of ranges of one file."""

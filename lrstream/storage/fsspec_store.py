@@ -77,6 +77,10 @@ class FsspecStore:
         except ValueError as error:
             raise UsageError(f"{location.root}: {error}") from error
 
+    def with_defaults(self, options: Mapping[str, Any]) -> FsspecStore:
+        """The same dataset with `options` for whatever this store was not given."""
+        return FsspecStore(self.location, storage_options={**options, **self._options})
+
     def read_bytes(self, path: str) -> bytes:
         """Whole content of a file."""
         full = self._full(path)

@@ -1,18 +1,24 @@
 """The Hub's own client library, called in one way from everywhere.
 
 Endpoint and token are looked up at each call, in the process that calls: nothing of them is kept in an
-object, so nothing of them travels in a pickle (LD-11, SC-12). Reads are repeated after failures that may
-pass; whatever the library raises leaves here as an error of `lrstream.errors`.
+object, so nothing of them travels in a pickle (LD-11, SC-12). Where another machine has to read on behalf of
+this one, a `HubAccess` is sent on purpose, and holds for a block of code only (`using_access`).
+
+Reads are repeated after failures that may pass; whatever the library raises leaves here as an error of
+`lrstream.errors`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 import huggingface_hub.constants
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, get_token
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented, unlisted
 
 from lrstream import __version__
@@ -20,21 +26,66 @@ from lrstream.errors import UsageError
 from lrstream.storage.hub_failures import PROGRAMMING_ERRORS, HubPlace, hub_error, passing_failure
 from lrstream.storage.retry import RetryCounters, RetryPolicy, RetrySchedule
 
-__all__ = ["bucket_api", "endpoint", "hub_api", "hub_headers", "read_from_hub", "resolve_url"]
+__all__ = [
+    "HubAccess",
+    "bucket_api",
+    "current_access",
+    "endpoint",
+    "hub_api",
+    "hub_headers",
+    "read_from_hub",
+    "resolve_url",
+    "using_access",
+]
 
 _FIRST_RELEASE_WITH_BUCKETS = "1.6"
 
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class HubAccess:
+    """Where the Hub is and who asks, for another process. Its text does not show the token.
+
+    Attributes:
+        endpoint: Base URL.
+        token: The token; None lets the other process look for its own.
+    """
+
+    endpoint: str
+    token: str | None = field(repr=False)
+
+
+_access: ContextVar[HubAccess | None] = ContextVar("hub_access", default=None)
+
+
+def current_access() -> HubAccess:
+    """What this process would use now."""
+    return _access.get() or HubAccess(endpoint(), get_token())
+
+
+@contextmanager
+def using_access(access: HubAccess | None) -> Iterator[None]:
+    """Let calls of this thread within the block use `access`; None changes nothing."""
+    before = _access.set(access) if access is not None else None
+    try:
+        yield
+    finally:
+        if before is not None:
+            _access.reset(before)
+
+
 def endpoint() -> str:
     """Base URL of the Hub (`HF_ENDPOINT`), as the client library knows it."""
+    access = _access.get()
+    if access is not None:
+        return access.endpoint
     return str(huggingface_hub.constants.ENDPOINT).rstrip("/")
 
 
 def hub_api() -> HfApi:
     """The client. It finds the token itself at each call, in the environment or the token file."""
-    return HfApi(endpoint=endpoint(), library_name="lrstream", library_version=__version__)
+    return HfApi(endpoint=endpoint(), token=_token(), library_name="lrstream", library_version=__version__)
 
 
 def bucket_api() -> Any:
@@ -55,8 +106,14 @@ def bucket_api() -> Any:
 
 def hub_headers() -> dict[str, str]:
     """Headers for requests to the Hub's own origin, authorization included. Never for another host."""
-    headers = build_hf_headers(library_name="lrstream", library_version=__version__)
+    headers = build_hf_headers(token=_token(), library_name="lrstream", library_version=__version__)
     return {str(name): str(value) for name, value in headers.items()}
+
+
+def _token() -> str | None:
+    """The token that was sent here; None lets the library look for one."""
+    access = _access.get()
+    return access.token if access is not None else None
 
 
 def resolve_url(place: HubPlace, path: str) -> str:

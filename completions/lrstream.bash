@@ -15,8 +15,10 @@ _lrstream() {
         "lrstream build --repo-type") COMPREPLY=($(compgen -W "dataset bucket" -- "$current")); return ;;
         "lrstream build --revision") return ;;
         "lrstream build --episodes") return ;;
+        "lrstream build --shard") return ;;
         "lrstream build --output" | "lrstream build -o") return ;;
         "lrstream build --workers") return ;;
+        "lrstream build --scheduler") COMPREPLY=($(compgen -W "ADDRESS local" -- "$current")); return ;;
         "lrstream build --lock-timeout") return ;;
         "lrstream build --base") return ;;
         "lrstream build --cache-dir") return ;;
@@ -114,9 +116,9 @@ _lrstream() {
         "lrstream")
             COMPREPLY=($(compgen -W "build convert validate publish inspect benchmark --version --show-completion --help -h" -- "$current")) ;;
         "lrstream build")
-            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--repo-id --repo-type --revision --episodes --output -o --workers --lock-timeout --force --no-resume --base --push --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
+            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--repo-id --repo-type --revision --episodes --shard --output -o --workers --scheduler --lock-timeout --force --no-resume --base --push --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
         "lrstream convert")
-            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--output -o --to --dry-run --force --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
+            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--merge --output -o --to --dry-run --force --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
         "lrstream validate")
             [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--source --episodes --rows --no-rows --deep --sample --repo-id --repo-type --revision --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
         "lrstream publish")

@@ -58,6 +58,7 @@ With --scheduler the files are indexed by the processes of a Dask cluster, and t
         "lrstream build ./demo -o new.npz --base demo.npz",
         "lrstream build ./demo --episodes 0-3,7,10- -o some.npz --json",
         "lrstream build ./demo --shard 1/2 -o one.npz",
+        "lrstream build ./demo --shard 2/2 -o two.npz",
         "lrstream build OWNER/NAME --scheduler tcp://host:8786",
     ),
 )

@@ -45,8 +45,8 @@ shards must be there and belong together; what is missing is named, with the com
         "lrstream convert demo.npz --dry-run",
         "lrstream convert demo.npz",
         "lrstream convert demo.npz --to parquet -o samples.parquet",
-        "lrstream convert --merge shards/ --dry-run",
-        "lrstream convert --merge one.npz two.npz -o demo.npz",
+        "lrstream convert --merge one.npz two.npz --dry-run",
+        "lrstream convert --merge one.npz two.npz -o both.npz",
     ),
 )
 

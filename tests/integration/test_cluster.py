@@ -214,7 +214,7 @@ def test_another_compressor_on_the_workers_does_not_change_a_byte(
     root: Path, cluster: DaskCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build_dataset(str(root), output=tmp_path / "single.npz")
-    monkeypatch.setattr(cluster_module.zlib, "ZLIB_RUNTIME_VERSION", "another")
+    monkeypatch.setattr("lrstream.sidecar.cluster.zlib.ZLIB_RUNTIME_VERSION", "another")
     encoded: list[object] = []
     indexed = cluster_module._Run._indexed
 
@@ -253,12 +253,12 @@ def test_a_scheduler_that_dies_on_the_way(root: Path, tmp_path: Path) -> None:
     with SlowHttpServer(root, 0.1) as server, DaskCluster(tmp_path / "cluster") as doomed:
         doomed.start_worker()
         doomed.wait_for_workers(1)
-        killer = threading.Thread(
-            target=lambda: (
-                wait_for(lambda: len(server.reads) >= 12),
-                doomed.kill(doomed.scheduler_process()),
-            )
-        )
+
+        def kill() -> None:
+            wait_for(lambda: len(server.reads) >= 12)
+            doomed.kill(doomed.scheduler_process())
+
+        killer = threading.Thread(target=kill)
         killer.start()
         with pytest.raises(ClusterError, match=r"was lost; \d+ of 40 video files had been indexed"):
             build_dataset(server.url, output=tmp_path / "x.npz", workers=2, scheduler=doomed.address)

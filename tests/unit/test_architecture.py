@@ -45,9 +45,9 @@ IO_MODULES = {
     "zipfile", "pyarrow", "av", "PIL", "httpx",
 }  # fmt: skip
 LIBRARIES = {
-    "av", "click", "dask", "datasets", "distributed", "filelock", "fsspec", "huggingface_hub", "httpx", "hypothesis", "lerobot",
-    "mypy", "numpy", "pandas", "PIL", "prometheus_client", "pyarrow", "pytest", "requests", "rich", "s3fs", "torch", "torchcodec",
-    "tqdm", "typer", "urllib3", "zstandard",
+    "av", "click", "dask", "datasets", "distributed", "filelock", "fsspec", "huggingface_hub", "httpx",
+    "hypothesis", "lerobot", "mypy", "numpy", "pandas", "PIL", "prometheus_client", "pyarrow", "pytest",
+    "requests", "rich", "s3fs", "torch", "torchcodec", "tqdm", "typer", "urllib3", "zstandard",
 }  # fmt: skip
 
 

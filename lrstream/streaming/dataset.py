@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,6 +23,7 @@ from lrstream.sidecar.resolve import resolve_sidecar
 from lrstream.storage.location import RepoType, parse_location
 from lrstream.storage.per_process import PerProcess
 from lrstream.storage.store import open_store
+from lrstream.streaming.batches import Placer, Sample
 from lrstream.streaming.checkpoint import Checkpointer, Progress
 from lrstream.streaming.content import content_digest, source_sizes
 from lrstream.streaming.fetch import EpisodeLoader
@@ -33,7 +35,7 @@ from lrstream.streaming.partition import PartitionReport, partition_report, rank
 from lrstream.streaming.pipeline import EpochPipeline
 from lrstream.streaming.report import BuildNotice, log_interval_s, tell_partition
 from lrstream.streaming.resumable import ResumableDataset
-from lrstream.streaming.samples import ReturnUint8, Sample, SampleBuilder
+from lrstream.streaming.samples import ReturnUint8, SampleBuilder
 from lrstream.streaming.settings import (
     LoaderSettings,
     check_mapping,
@@ -303,8 +305,9 @@ class StreamingLeRobotDataset(ResumableDataset):
                 raise
             # A worker that lives on would die of an error here, instead of handing it to training.
             return failing_iterator(error)
+        placer = Placer(self._process.get().batches)
         return DatasetIterator(
-            self._start_pipeline,
+            partial(self._start_pipeline, placer),
             progress,
             number,
             repeat=self._settings.repeat,
@@ -312,7 +315,7 @@ class StreamingLeRobotDataset(ResumableDataset):
             at_end=self._tell,
         )
 
-    def _start_pipeline(self, progress: Progress) -> EpochPipeline | None:
+    def _start_pipeline(self, placer: Placer, progress: Progress) -> EpochPipeline | None:
         if not len(self._positions):
             return None
         return self._process.get().start_epoch(
@@ -328,6 +331,7 @@ class StreamingLeRobotDataset(ResumableDataset):
             skip_anchors=progress.num_samples,
             stage=progress.stage,
             frames=progress.frames,
+            placer=placer,
         )
 
     def _episode_loader(self) -> EpisodeLoader:

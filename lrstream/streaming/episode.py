@@ -74,6 +74,14 @@ class EpisodeRecord:
         """The episode's number in the dataset."""
         return self.rows.episode_index
 
+    def gop_of(self, frame: int) -> int:
+        """Number of the GOP, in the first camera, that holds the picture of a frame; -1 = unknown."""
+        for camera in self.cameras.values():
+            rank = int(camera.ranks[frame])
+            table = camera.clip.table
+            return -1 if rank == NO_PICTURE else table.entries[table.samples[rank]]
+        return -1
+
     def __len__(self) -> int:
         """Number of frames."""
         return len(self.rows)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from lrstream.streaming.batches import Sample
 from lrstream.streaming.checkpoint import Progress
 from lrstream.streaming.pipeline import EpochPipeline
-from lrstream.streaming.samples import Sample
 
 __all__ = ["DatasetIterator", "failing_iterator"]
 

@@ -105,8 +105,8 @@ class LoaderMetrics:
         self._peak_reserved_bytes = 0
 
     @contextmanager
-    def timed(self, stage: Stage) -> Iterator[None]:
-        """Count one piece of work of a stage and the wall time it took, also if it fails."""
+    def timed(self, stage: Stage, count: int = 1) -> Iterator[None]:
+        """Count work of a stage, by default one piece, and the wall time it took, also if it fails."""
         started = time.perf_counter()
         is_fetch = stage in ("rows", "payload")
         if is_fetch:
@@ -118,7 +118,7 @@ class LoaderMetrics:
             ended = time.perf_counter()
             with self._lock:
                 self._seconds[stage] += ended - started
-                self._counts[stage] += 1
+                self._counts[stage] += count
                 if is_fetch:
                     self._fetching.leave(ended)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import math
+from typing import Any
 
 import av
 import numpy as np
@@ -211,14 +212,22 @@ def convert_depth_unit(depth: torch.Tensor, stored: str | None, unit: str) -> to
     return depth * _MM_PER_M if stored == "m" else depth / _MM_PER_M
 
 
-def to_unit_range(pictures: torch.Tensor) -> torch.Tensor:
-    """uint8 pictures as float32 in [0, 1]: divided by 255, a new tensor of the same shape.
+def to_unit_range(pictures: NDArray[np.uint8], out: NDArray[Any] | None = None) -> NDArray[np.float32]:
+    """uint8 pictures as float32 in [0, 1]: divided by 255.
 
     By numpy, because torch would start its pool of OpenMP threads beside every decode thread.
+
+    Args:
+        pictures: uint8, any shape.
+        out: Where to write the result; used only if it is float32 of that shape.
+
+    Returns:
+        `out`, or a new array.
     """
-    scaled = pictures.numpy().astype(np.float32)
-    scaled /= np.float32(255)
-    return torch.from_numpy(scaled)
+    if out is None or out.shape != pictures.shape or out.dtype != np.float32:
+        out = np.empty(pictures.shape, dtype=np.float32)
+    np.divide(pictures, np.float32(255), out=out, dtype=np.float32)
+    return out
 
 
 def decode_image(encoded: bytes, *, keep_uint8: bool) -> torch.Tensor:
@@ -250,7 +259,7 @@ def decode_image(encoded: bytes, *, keep_uint8: bool) -> torch.Tensor:
     channels_first = torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
     if channels_first.dtype != torch.uint8 or keep_uint8:
         return channels_first
-    return to_unit_range(channels_first)
+    return torch.from_numpy(to_unit_range(channels_first.numpy()))
 
 
 _IMAGE_DTYPES: dict[str, type[np.generic]] = {"I": np.int32, "F": np.float32}

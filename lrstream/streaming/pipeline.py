@@ -16,27 +16,26 @@ fetch at the episode's first anchor, a failed decode at its own.
 from __future__ import annotations
 
 import os
-import queue
 import time
 import warnings
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lrstream.errors import LrstreamError
-from lrstream.streaming.budget import EpisodeByteCache, Lease
+from lrstream.streaming.batches import Placer, Sample
+from lrstream.streaming.budget import EpisodeByteCache
 from lrstream.streaming.decode import DecoderPool
+from lrstream.streaming.decoding import DecodeStage, Outcome
 from lrstream.streaming.episode import EpisodeRecord
 from lrstream.streaming.fetch import EpisodeLoader, FetchFrontier
 from lrstream.streaming.metrics import LoaderMetrics
 from lrstream.streaming.pool import AnchorPlan, PlanBlock
-from lrstream.streaming.samples import Sample, SampleBuilder
-from lrstream.streaming.threads import JobThreads
+from lrstream.streaming.samples import SampleBuilder
 
 __all__ = ["EpochPipeline", "PipelineOptions"]
 
@@ -64,14 +63,6 @@ class PipelineOptions:
     transform_in_threads: bool
 
 
-class _Outcome(NamedTuple):
-    """What a decode thread has made of an anchor."""
-
-    number: int
-    sample: Sample | None
-    error: BaseException | None
-
-
 class _Anchor(NamedTuple):
     """An anchor to be scheduled, and the episodes whose last anchors are up to here."""
 
@@ -97,6 +88,7 @@ class EpochPipeline:
         options: Limits.
         metrics: Where times and counts go.
         skip_anchors: Anchors of the plan that were delivered before.
+        placer: Says in which row of a batch each sample is to be made; None = nowhere in particular.
     """
 
     def __init__(
@@ -112,8 +104,10 @@ class EpochPipeline:
         options: PipelineOptions,
         metrics: LoaderMetrics,
         skip_anchors: int = 0,
+        placer: Placer | None = None,
     ) -> None:
         self._builder = builder
+        self._placer = placer
         self._options = options
         self._metrics = metrics
         self._cache: EpisodeByteCache[int, EpisodeRecord] = EpisodeByteCache(budget_bytes)
@@ -127,7 +121,14 @@ class EpochPipeline:
             prefetch_episodes=options.prefetch_episodes,
             max_in_flight=options.max_in_flight,
         )
-        self._decoding = _DecodeStage(builder, decoders, options, metrics)
+        self._decoding = DecodeStage(
+            builder,
+            decoders,
+            metrics,
+            num_threads=options.decode_threads,
+            is_transforming=options.transform_in_threads,
+            memory=None if placer is None else placer.memory,
+        )
         self._blocks = tail.blocks
         self._admitting: list[int] = []  # of the current block, still waiting for room; reversed
         self._block: Iterator[_Anchor] = iter(())
@@ -137,7 +138,7 @@ class EpochPipeline:
         """Whether all that the plan holds has been delivered."""
         self._num_scheduled = 0
         self._num_delivered = 0
-        self._early: dict[int, _Outcome] = {}  # finished before their turn
+        self._early: dict[int, Outcome] = {}  # finished before their turn
         self._end = weakref.finalize(self, _end, os.getpid(), self._frontier, self._decoding, self._cache)
 
     @property
@@ -181,7 +182,7 @@ class EpochPipeline:
         self._early.clear()
         self._end()
 
-    def _wait_for(self, number: int) -> _Outcome:
+    def _wait_for(self, number: int) -> Outcome:
         while (outcome := self._early.pop(number, None)) is None:
             finished = self._decoding.outcomes.get()
             self._early[finished.number] = finished
@@ -216,7 +217,8 @@ class EpochPipeline:
             self._next_anchor = None
             for episode in anchor.retired:
                 self._frontier.retire(episode)
-            self._decoding.submit(self._num_scheduled, lease, anchor.frame)
+            place = None if self._placer is None else self._placer.next()
+            self._decoding.submit(self._num_scheduled, lease, anchor.frame, place)
             self._num_scheduled += 1
 
     def _peek(self) -> _Anchor | None:
@@ -252,56 +254,10 @@ def _anchors(block: PlanBlock) -> Iterator[_Anchor]:
         yield _Anchor(episode, frame, block.retired if number == last else ())
 
 
-class _DecodeStage:
-    """Decode threads and the queue of what they have made."""
-
-    def __init__(
-        self,
-        builder: SampleBuilder,
-        decoders: DecoderPool,
-        options: PipelineOptions,
-        metrics: LoaderMetrics,
-    ) -> None:
-        self._builder = builder
-        self._decoders = decoders
-        self._is_transforming = options.transform_in_threads and builder.image_transforms is not None
-        self._metrics = metrics
-        self._threads = JobThreads("lrstream-decode", options.decode_threads)
-        self._leases: dict[int, Lease[EpisodeRecord]] = {}  # of anchors that are not decoded yet
-        self.outcomes: queue.SimpleQueue[_Outcome] = queue.SimpleQueue()
-
-    def submit(self, number: int, lease: Lease[EpisodeRecord], frame: int) -> None:
-        """Decode an anchor; its outcome arrives in `outcomes`."""
-        self._leases[number] = lease
-        self._threads.submit(partial(self._decode, number, lease, frame))
-
-    def close(self, timeout_s: float) -> bool:
-        """Drop anchors that are not being decoded, with their bytes; whether all threads have ended."""
-        has_ended = self._threads.close(timeout_s)
-        while self._leases:
-            self._leases.popitem()[1].release()
-        return has_ended
-
-    def _decode(self, number: int, lease: Lease[EpisodeRecord], frame: int) -> None:
-        try:
-            # The bytes are given back before the sample is announced: whoever has all samples may
-            # rely on it that nothing is leased any more.
-            with lease as episode, self._metrics.timed("decode"):
-                sample = self._builder.build(episode, frame, self._decoders)
-            self._leases.pop(number, None)
-            if self._is_transforming:
-                with self._metrics.timed("transform"):
-                    sample = self._builder.transform(sample)
-        except BaseException as error:  # noqa: BLE001  (raised again where the sample is waited for)
-            self.outcomes.put(_Outcome(number, None, error))
-        else:
-            self.outcomes.put(_Outcome(number, sample, None))
-
-
 def _end(
     pid: int,
     frontier: FetchFrontier,
-    decoding: _DecodeStage,
+    decoding: DecodeStage,
     cache: EpisodeByteCache[int, EpisodeRecord],
 ) -> None:
     """End a pipeline's threads. Takes no reference to the pipeline, so that it can be collected."""

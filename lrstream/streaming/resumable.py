@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
+from lrstream.streaming.batches import Sample
 from lrstream.streaming.checkpoint import Checkpointer
 from lrstream.streaming.follow import follow_batches
 from lrstream.streaming.metrics import LoaderMetrics
 from lrstream.streaming.partition import PartitionReport
-from lrstream.streaming.samples import Sample
 
 __all__ = ["ResumableDataset"]
 

@@ -1,32 +1,31 @@
-"""One training sample from a loaded episode, equal to what LeRobot's map-style reader returns (LD-4)."""
+"""Training samples from a loaded episode, each equal to what LeRobot's map-style reader returns (LD-4)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import av
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from lrstream.errors import DecodeError
 from lrstream.layout.info import Feature
+from lrstream.streaming.batches import BatchMemory, Place, Sample
 from lrstream.streaming.decode import DecoderPool, decode_pictures
 from lrstream.streaming.episode import CameraRecord, EpisodeRecord
 from lrstream.streaming.pictures import (
-    PictureConverter,
     convert_depth_unit,
     decode_image,
     depth_table,
     to_unit_range,
 )
-from lrstream.streaming.windows import WindowSpec
+from lrstream.streaming.targets import CameraTarget
+from lrstream.streaming.windows import Window, WindowSpec
 
 __all__ = ["ReturnUint8", "Sample", "SampleBuilder"]
 
-Sample = dict[str, Any]
 ReturnUint8 = bool | Literal["all"]
 
 
@@ -62,42 +61,68 @@ class SampleBuilder:
         object.__setattr__(self, "_depth_tables", tables)
         object.__setattr__(self, "_rgb_keys", rgb)
 
-    def build(self, episode: EpisodeRecord, frame: int, decoders: DecoderPool) -> Sample:
-        """The sample around one frame, without image transforms.
+    def build(
+        self,
+        episode: EpisodeRecord,
+        frames: Sequence[int],
+        decoders: DecoderPool,
+        *,
+        memory: BatchMemory | None = None,
+        places: Sequence[Place | None] | None = None,
+    ) -> list[Sample]:
+        """The samples around some frames of one episode, without image transforms.
+
+        Pictures that several of them show, or that lie in one GOP, are decoded once.
 
         Args:
             episode: The loaded episode.
-            frame: Anchor, in ``[0, len(episode))``.
+            frames: Anchors, in ``[0, len(episode))``.
             decoders: Where decoders come from.
+            memory: What stacks the samples later; None = PyTorch.
+            places: Rows of batches to write each sample into, as far as its tensors fit; None = new memory.
 
         Raises:
-            TimestampError: A row of the window has no picture.
+            TimestampError: A row of a window has no picture.
             DecodeError: A picture cannot be decoded.
         """
-        windows = self.windows.around(frame, len(episode))
-        window_of = {key: windows[group] for key, group in self.windows.keys.items()}
-        anchor = np.array([frame])
-        sample: Sample = {}
+        if places is None:
+            places = [None] * len(frames)
+        samples = [Sample(memory, place) for place in places]
+        windows = [self.windows.around(frame, len(episode)) for frame in frames]
         for key, camera in episode.cameras.items():
-            frames = window_of[key].frames if key in window_of else anchor
-            sample[key] = self._pictures(key, camera, frames, decoders)
+            group = self.windows.keys.get(key)
+            rows = [
+                np.array([frame]) if group is None else window[group].frames
+                for frame, window in zip(frames, windows, strict=True)
+            ]
+            self._add_pictures(key, camera, rows, samples, decoders)
+        for frame, window, sample in zip(frames, windows, samples, strict=True):
+            self._add_rows(episode, frame, window, sample)
+        return samples
+
+    def _add_rows(
+        self, episode: EpisodeRecord, frame: int, windows: Sequence[Window], sample: Sample
+    ) -> None:
+        """Add everything but video."""
+        groups = self.windows.keys
         for key, column in episode.rows.arrays.items():
-            # `...` makes a view of one row of any shape, also of scalars; without the copy a sample
-            # would keep its whole episode in memory.
-            rows = column[window_of[key].frames] if key in window_of else column[frame, ...].copy()
-            sample[key] = torch.from_numpy(rows)
+            group = groups.get(key)
+            row = column[frame] if group is None else column[windows[group].frames]
+            # A copy, or a sample would keep its whole episode in memory.
+            _put(sample, key, row)
+        anchor = np.array([frame])
         for key, values in episode.rows.objects.items():
             feature = self.features[key]
+            group = groups.get(key)
             if feature.kind not in ("image", "depth_image"):
                 sample[key] = values[frame]
-            elif key in window_of:
-                sample[key] = self._images(feature, values, window_of[key].frames, episode)
+            elif group is not None:
+                sample[key] = self._images(feature, values, windows[group].frames, episode)
             else:
                 sample[key] = self._images(feature, values, anchor, episode)[0]
-        for key, window in window_of.items():
-            sample[f"{key}_is_pad"] = torch.from_numpy(window.is_pad.copy())
+        for key, group in groups.items():
+            _put(sample, f"{key}_is_pad", windows[group].is_pad)
         sample["task"] = self.tasks[int(episode.rows.arrays["task_index"][frame])]
-        return sample
 
     def transform(self, sample: Sample) -> Sample:
         """Apply the image transforms to every RGB camera of a sample, in place."""
@@ -106,28 +131,29 @@ class SampleBuilder:
                 sample[key] = self.image_transforms(sample[key])
         return sample
 
-    def _pictures(
-        self, key: str, camera: CameraRecord, frames: NDArray[np.int64], decoders: DecoderPool
-    ) -> torch.Tensor:
-        """Pictures of some rows of one camera: CHW for one row, else TCHW."""
-        ranks = camera.ranks_of(frames).tolist()
-        # Repeated pictures (padding, or deltas given twice) are decoded once and copied.
-        places: dict[int, int] = {}
-        copies = [
-            (place, first)
-            for place, rank in enumerate(ranks)
-            if (first := places.setdefault(rank, place)) != place
-        ]
+    def _add_pictures(
+        self,
+        key: str,
+        camera: CameraRecord,
+        rows: Sequence[NDArray[np.int64]],
+        samples: Sequence[Sample],
+        decoders: DecoderPool,
+    ) -> None:
+        """Add one camera: CHW for one row, else TCHW."""
         table = self._depth_tables.get(key)
-        target = _Target(list(places.values()), len(ranks), table)
-        decode_pictures(camera.clip, list(places), target, decoders)
-        pictures = target.pictures
-        for place, first in copies:
-            pictures[place] = pictures[first]
-        tensor = torch.from_numpy(pictures)
-        if table is None and not self.return_uint8:
-            tensor = to_unit_range(tensor)
-        return tensor[0] if len(ranks) == 1 else tensor
+        is_scaled = table is None and not self.return_uint8
+        # Transforms get pictures of their own; they may keep them.
+        may_place = table is not None or self.image_transforms is None
+        places = [_place_of(sample, key) if may_place else None for sample in samples]
+        target = CameraTarget(
+            [camera.ranks_of(frames).tolist() for frames in rows],
+            table,
+            [None] * len(samples) if is_scaled else places,
+        )
+        decode_pictures(camera.clip, target.ranks, target, decoders)
+        for sample, place, array in zip(samples, places, target.arrays, strict=True):
+            pictures = to_unit_range(array, place) if is_scaled else array
+            _add(sample, key, pictures, is_placed=pictures is place)
 
     def _images(
         self, feature: Feature, values: list[bytes], frames: NDArray[np.int64], episode: EpisodeRecord
@@ -160,37 +186,28 @@ class SampleBuilder:
         return image
 
 
-class _Target:
-    """Array that the pictures of one request are written into; as large as the first one says.
+def _place_of(sample: Sample, key: str) -> NDArray[Any] | None:
+    """Where the tensor of a key of this sample belongs in its batch."""
+    place = sample.place
+    if place is None or (array := place.lease.arrays.get(key)) is None:
+        return None
+    part: NDArray[Any] = array[place.row, ...]
+    return part
 
-    Args:
-        places: Place in the array of each picture of the request.
-        count: Pictures that the array has room for.
-        table: Depth of each code, or None for RGB.
-    """
 
-    def __init__(self, places: list[int], count: int, table: NDArray[np.float32] | None) -> None:
-        self._places = places
-        self._count = count
-        self._table = table
-        self._pictures: NDArray[Any] | None = None
+def _put(sample: Sample, key: str, values: Any) -> None:
+    """Add a tensor with a copy of some values, in the sample's row of its batch if they fit there."""
+    place = _place_of(sample, key)
+    if place is not None and place.shape == values.shape and place.dtype == values.dtype:
+        place[...] = values
+        _add(sample, key, place, is_placed=True)
+    else:
+        _add(sample, key, np.array(values), is_placed=False)
 
-    @property
-    def pictures(self) -> NDArray[Any]:
-        """uint8 ``(count, 3, H, W)``, or float32 ``(count, 1, H, W)`` for depth."""
-        if self._pictures is None:
-            raise DecodeError("No picture was decoded.")
-        return self._pictures
 
-    def __call__(self, position: int, picture: av.VideoFrame, converter: PictureConverter) -> None:
-        if self._pictures is None:
-            size = (picture.height, picture.width)
-            if self._table is None:
-                self._pictures = np.empty((self._count, 3, *size), dtype=np.uint8)
-            else:
-                self._pictures = np.empty((self._count, 1, *size), dtype=np.float32)
-        out = self._pictures[self._places[position]]
-        if self._table is None:
-            converter.write_rgb(picture, out)
-        else:
-            converter.write_depth(picture, self._table, out)
+def _add(sample: Sample, key: str, values: NDArray[Any], *, is_placed: bool) -> None:
+    """Add an array as a tensor: the very tensor of the batch's row if it is that row."""
+    if is_placed and sample.place is not None:
+        sample[key] = sample.place.lease.rows[key][sample.place.row]
+    else:
+        sample[key] = torch.from_numpy(values)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from lrstream.layout.layout import DatasetLayout
 from lrstream.storage.store import DatasetStore
+from lrstream.streaming.batches import BatchMemory, Placer
 from lrstream.streaming.decode import DecoderPool
 from lrstream.streaming.fetch import EpisodeLoader
 from lrstream.streaming.metrics import LoaderMetrics
@@ -43,6 +44,8 @@ class ProcessReader:
         self._tracks: TrackSource | None = None
         self._store: DatasetStore | None = None
         self._pipelines: weakref.WeakSet[EpochPipeline] = weakref.WeakSet()
+        self.batches = BatchMemory()
+        """Where this process stacks samples."""
 
     def loader(
         self,
@@ -84,6 +87,7 @@ class ProcessReader:
         skip_anchors: int = 0,
         stage: int = 0,
         frames: Frames | None = None,
+        placer: Placer | None = None,
     ) -> EpochPipeline | None:
         """A pipeline for one worker's share of an epoch; None where it owns no episode.
 
@@ -100,6 +104,7 @@ class ProcessReader:
             skip_anchors: Anchors of the worker that were delivered before.
             stage: How often this epoch was planned anew for other numbers (LD-15).
             frames: Anchors of each selected episode in this stage; None = all.
+            placer: Says where samples are made, see `EpochPipeline`.
         """
         rank = settings.rank
         plan_settings = settings.plan_settings(epoch=epoch, num_workers=num_workers, stage=stage)
@@ -139,6 +144,7 @@ class ProcessReader:
             ),
             metrics=self.metrics,
             skip_anchors=skip_anchors,
+            placer=placer,
         )
         self._pipelines.add(pipeline)
         return pipeline
@@ -160,6 +166,7 @@ class ProcessReader:
                 "slept_s": 0.0 if retries is None else retries.slept_s,
             },
             "open_decoders": 0 if decoders is None else decoders.num_open,
+            "batch_bytes": self.batches.num_bytes,
             "decoders_opened": 0 if decoders is None else decoders.num_opened,
             "reserved_bytes": sum(cache.reserved_bytes for cache in caches),
             "resident_bytes": sum(cache.resident_bytes for cache in caches),

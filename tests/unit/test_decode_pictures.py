@@ -237,6 +237,6 @@ def test_bytes_that_are_no_image_are_an_error(data: bytes) -> None:
 
 def test_unit_range_divides_by_255_in_float32() -> None:
     values = torch.arange(256, dtype=torch.uint8).reshape(1, 16, 16)
-    scaled = to_unit_range(values)
+    scaled = torch.from_numpy(to_unit_range(values.numpy()))
     assert scaled.dtype == torch.float32
     torch.testing.assert_close(scaled, values.to(torch.float32) / 255, rtol=0, atol=0)

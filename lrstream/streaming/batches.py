@@ -1,0 +1,235 @@
+"""Samples that know their place in a batch, so that the batch needs no copy of them (LD-7).
+
+`torch.utils.data.DataLoader` asks for one sample after the other and stacks them afterwards, by default
+into new shared memory. Here the first call to stack tells how many samples make a batch and what they look
+like. From the next batch on every sample is decoded into its row of a slab, and stacking finds it there.
+Whatever is not in its row (transformed pictures, values that somebody replaced, a batch of another size) is
+copied there, so the result is the same as that of `torch.utils.data.default_collate` in every case.
+
+PyTorch calls `collate` for our samples by itself: collating looks the type of the samples up in
+``default_collate_fn_map``. A ``collate_fn`` of the user's own gets samples that are dictionaries, as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import get_worker_info
+from torch.utils.data._utils.collate import collate as torch_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from lrstream.streaming.received import receive_tensors
+from lrstream.streaming.slabs import BatchLayout, Lease, SlabName, SlabPool, may_share
+
+__all__ = ["BatchMemory", "Place", "Placer", "Sample"]
+
+CollateMap = dict[type | tuple[type, ...], Callable[..., Any]]
+
+
+class Place(NamedTuple):
+    """A row of a slab that a sample is made in."""
+
+    lease: Lease
+    row: int
+
+
+class Sample(dict[str, Any]):
+    """One training sample: a dictionary that also knows where its tensors were put.
+
+    Copies and pickles of it are plain dictionaries.
+    """
+
+    __slots__ = ("memory", "place")
+
+    memory: BatchMemory | None
+    place: Place | None
+
+    def __init__(self, memory: BatchMemory | None = None, place: Place | None = None) -> None:
+        super().__init__()
+        self.memory = memory
+        self.place = place
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+
+class BatchMemory:
+    """Slabs of one process, and what its last batches looked like. One consuming thread at a time.
+
+    Has to be made in the process that uses it.
+    """
+
+    def __init__(self) -> None:
+        self._is_worker = get_worker_info() is not None
+        self._pool = SlabPool(is_shared=self._is_worker and may_share())
+        self._may_place = not self._is_worker or may_share()
+        self._layout: BatchLayout | None = None
+        self._last_size = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all slabs."""
+        return self._pool.num_bytes
+
+    @property
+    def layout(self) -> BatchLayout | None:
+        """What the next batch will probably look like; None = unknown."""
+        return self._layout
+
+    def take(self, layout: BatchLayout) -> Lease:
+        """Memory for a batch."""
+        return self._pool.take(layout)
+
+    def collate(self, samples: Sequence[Sample], collate_map: CollateMap | None) -> dict[str, Any]:
+        """Stack samples: tensors in one slab, everything else as PyTorch does."""
+        stackable = {key: value for key, value in samples[0].items() if _can_stack(key, value, samples)}
+        if not self._may_place or not stackable:
+            return _collate_plainly(samples, collate_map)
+        self._learn(len(samples), stackable)
+        lease = _common_lease(samples)
+        if lease is None or not lease.layout.fits(stackable):
+            num_rows = max(len(samples), 0 if self._layout is None else self._layout.num_rows)
+            lease = self.take(BatchLayout.of(num_rows, stackable))
+        batch: dict[str, Any] = {}
+        for key in samples[0]:
+            values = [sample[key] for sample in samples]
+            if key not in stackable:
+                batch[key] = torch_collate(values, collate_fn_map=collate_map)
+                continue
+            for row, value in zip(lease.rows[key], values, strict=False):
+                if value is not row:
+                    row.copy_(value)
+            tensor = lease.tensors[key]
+            batch[key] = tensor if len(tensor) == len(samples) else tensor[: len(samples)]
+        return _Outgoing(batch, lease) if self._is_worker else batch
+
+    def _learn(self, size: int, sample: Mapping[str, torch.Tensor]) -> None:
+        """Take note of a batch; the one of another size at the end of an epoch says nothing."""
+        known = self._layout
+        if known is None or (size == self._last_size and not (known.num_rows == size and known.fits(sample))):
+            self._layout = BatchLayout.of(size, sample)
+        self._last_size = size
+
+
+class Placer:
+    """Gives the samples of one iteration their places, in the order in which they will be delivered.
+
+    Args:
+        memory: Where the places are.
+    """
+
+    def __init__(self, memory: BatchMemory) -> None:
+        self.memory = memory
+        self._num_placed = 0
+        self._lease: Lease | None = None
+
+    def next(self) -> Place | None:
+        """The place of the next sample; None where nothing is known yet, or within a batch that has begun."""
+        number, self._num_placed = self._num_placed, self._num_placed + 1
+        lease = self._lease
+        if lease is None:
+            layout = self.memory.layout
+            if layout is None or number % layout.num_rows:
+                return None
+            lease = self._lease = self.memory.take(layout)
+        row = number % lease.layout.num_rows
+        if row == lease.layout.num_rows - 1:
+            self._lease = None
+        return Place(lease, row)
+
+
+class _Outgoing(dict[str, Any]):
+    """A batch on its way from a worker to the process that trains, where it arrives as a dictionary."""
+
+    __slots__ = ("lease",)
+
+    def __init__(self, batch: dict[str, Any], lease: Lease) -> None:
+        super().__init__(batch)
+        self.lease = lease
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+
+def _reduce_outgoing(batch: _Outgoing) -> tuple[Callable[..., dict[str, Any]], tuple[Any, ...]]:
+    """How a batch is put into the queue between processes; to every other pickler it is a dictionary."""
+    lease = batch.lease
+    if lease.is_sent:  # two receivers could not agree on when the memory is free
+        return dict, (dict(batch),)
+    num_rows = {key: len(value) for key, value in batch.items() if _is_in(lease, key, value)}
+    others = {key: value for key, value in batch.items() if key not in num_rows}
+    return _receive, (lease.send(), lease.layout, tuple(batch), num_rows, others)
+
+
+def _receive(
+    name: SlabName,
+    layout: BatchLayout,
+    keys: tuple[str, ...],
+    num_rows: dict[str, int],
+    others: dict[str, Any],
+) -> dict[str, Any]:
+    tensors = receive_tensors(name, layout, num_rows)
+    return {key: tensors[key] if key in tensors else others[key] for key in keys}
+
+
+def _is_in(lease: Lease, key: str, value: Any) -> bool:
+    """Whether a value is still the first rows of the slab's tensor, not what somebody put in its place."""
+    tensor = lease.tensors.get(key)
+    return (
+        tensor is not None
+        and type(value) is torch.Tensor
+        and value.dtype == tensor.dtype
+        and value.dim() == tensor.dim()
+        and value.shape[1:] == tensor.shape[1:]
+        and value.stride() == tensor.stride()
+        and value.data_ptr() == tensor.data_ptr()
+        and 0 < len(value) <= len(tensor)
+    )
+
+
+def _can_stack(key: str, value: Any, samples: Sequence[Sample]) -> bool:
+    """Whether a key holds plain tensors of one shape and type."""
+    if type(value) is not torch.Tensor or not BatchLayout.may_hold(value):
+        return False
+    shape, dtype = value.shape, value.dtype
+    for sample in samples:
+        other = sample[key]
+        if type(other) is not torch.Tensor or other.shape != shape or other.dtype != dtype:
+            return False
+    return True
+
+
+def _common_lease(samples: Sequence[Sample]) -> Lease | None:
+    """The slab in which the samples fill the first rows, in their order."""
+    first = samples[0].place
+    if first is None:
+        return None
+    for row, sample in enumerate(samples):
+        place = sample.place
+        if place is None or place.lease is not first.lease or place.row != row:
+            return None
+    return first.lease
+
+
+def _collate_plainly(samples: Sequence[Sample], collate_map: CollateMap | None) -> dict[str, Any]:
+    return {
+        key: torch_collate([sample[key] for sample in samples], collate_fn_map=collate_map)
+        for key in samples[0]
+    }
+
+
+def _collate_samples(
+    samples: Sequence[Sample], *, collate_fn_map: CollateMap | None = None
+) -> dict[str, Any]:
+    collate_fn_map = default_collate_fn_map if collate_fn_map is None else collate_fn_map
+    memory = samples[0].memory
+    if memory is None:
+        return _collate_plainly(samples, collate_fn_map)
+    return memory.collate(samples, collate_fn_map)
+
+
+default_collate_fn_map[Sample] = _collate_samples
+ForkingPickler.register(_Outgoing, _reduce_outgoing)

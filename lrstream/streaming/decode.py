@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from lrstream.mp4.codec_config import CodecConfig
 from lrstream.streaming.clip import Clip
 from lrstream.streaming.pictures import PictureConverter
 
-__all__ = ["DecoderPool", "PictureSink", "decode_pictures", "decoder_names"]
+__all__ = ["Decoder", "DecoderPool", "PictureSink", "decode_pictures", "decoder_names"]
 
 # FFmpeg's decoders for a codec, best first. The native `av1` one is absent on purpose: it only drives
 # hardware, and says "Function not implemented" where there is none (K13).
@@ -59,16 +58,12 @@ class PictureSink(Protocol):
         """
 
 
-class _DecoderKey(NamedTuple):
-    config: CodecConfig
-    is_strict: bool
-
-
 @dataclass(slots=True, eq=False)
-class _Decoder:
+class Decoder:
     """An open decoder with its converter. One thread at a time."""
 
-    key: _DecoderKey
+    config: CodecConfig
+    is_strict: bool
     context: av.VideoCodecContext
     converter: PictureConverter
 
@@ -87,7 +82,7 @@ class DecoderPool:
     def __init__(self, capacity: int) -> None:
         self.capacity = max(1, capacity)
         self._changed = threading.Condition()
-        self._idle: OrderedDict[int, _Decoder] = OrderedDict()  # least recently used first
+        self._idle: list[Decoder] = []  # least recently used first
         self._num_open = 0
         self._num_opened = 0
         self._is_closed = False
@@ -102,51 +97,65 @@ class DecoderPool:
         """Decoders opened so far; far more than `capacity` means that they are evicted all the time."""
         return self._num_opened
 
-    @contextmanager
-    def lend(self, config: CodecConfig, *, is_strict: bool) -> Iterator[_Decoder]:
-        """A decoder for this configuration, flushed, for the duration of the block.
+    def take(self, config: CodecConfig, *, is_strict: bool) -> Decoder:
+        """A flushed decoder for this configuration; `give` must follow.
 
         Raises:
             DecodeError: None can be opened.
         """
-        decoder = self._take(_DecoderKey(config, is_strict))
-        is_reusable = False
-        try:
-            yield decoder
-            decoder.context.flush_buffers()
-            is_reusable = True
-        finally:
-            with self._changed:
-                if is_reusable and not self._is_closed:
-                    self._idle[id(decoder)] = decoder
-                else:
-                    self._num_open -= 1
-                self._changed.notify()
-
-    def _take(self, key: _DecoderKey) -> _Decoder:
         with self._changed:
             while True:
+                idle = self._idle
                 # The most recently used one: the others may then age and be evicted.
-                for name, decoder in reversed(self._idle.items()):
-                    if decoder.key == key:
-                        del self._idle[name]
+                for place in range(len(idle) - 1, -1, -1):
+                    decoder = idle[place]
+                    if decoder.is_strict == is_strict and (
+                        decoder.config is config or decoder.config == config
+                    ):
+                        del idle[place]
                         return decoder
                 if self._num_open < self.capacity:
                     break
-                if self._idle:
-                    self._idle.popitem(last=False)
+                if idle:
+                    del idle[0]
                     self._num_open -= 1
                     break
                 self._changed.wait()
             self._num_open += 1
             self._num_opened += 1
         try:
-            return _Decoder(key, _open_context(key), PictureConverter())
+            return Decoder(config, is_strict, _open_context(config, is_strict), PictureConverter())
         except BaseException:
             with self._changed:
                 self._num_open -= 1
                 self._changed.notify()
             raise
+
+    def give(self, decoder: Decoder, *, is_reusable: bool) -> None:
+        """Take a decoder back.
+
+        Args:
+            decoder: From `take`.
+            is_reusable: Whether it is flushed, and was not stopped by an error.
+        """
+        with self._changed:
+            if is_reusable and not self._is_closed:
+                self._idle.append(decoder)
+            else:
+                self._num_open -= 1
+            self._changed.notify()
+
+    @contextmanager
+    def lend(self, config: CodecConfig, *, is_strict: bool) -> Iterator[Decoder]:
+        """`take` and `give` around a block."""
+        decoder = self.take(config, is_strict=is_strict)
+        is_reusable = False
+        try:
+            yield decoder
+            decoder.context.flush_buffers()
+            is_reusable = True
+        finally:
+            self.give(decoder, is_reusable=is_reusable)
 
     def close(self) -> None:
         """Close all decoders; those that are lent when they come back."""
@@ -156,13 +165,12 @@ class DecoderPool:
             self._idle.clear()
 
 
-def _open_context(key: _DecoderKey) -> av.VideoCodecContext:
+def _open_context(config: CodecConfig, is_strict: bool) -> av.VideoCodecContext:
     """Open a decoder.
 
     Raises:
         DecodeError: No decoder for the codec is installed, or all of them refuse the configuration.
     """
-    config = key.config
     refusals = []
     for name in decoder_names(config.codec):
         try:
@@ -186,7 +194,7 @@ def _open_context(key: _DecoderKey) -> av.VideoCodecContext:
             context.colorspace = config.color.matrix
             if config.color.full_range is not None:
                 context.color_range = _FULL_RANGE if config.color.full_range else _LIMITED_RANGE
-        if key.is_strict:
+        if is_strict:
             context.options = {"err_detect": "crccheck+explode"}
         try:
             context.open()
@@ -216,6 +224,13 @@ def decode_pictures(clip: Clip, ranks: Sequence[int], sink: PictureSink, pool: D
         DecodeError: A decoder refused the bytes or a picture did not come out, naming episode, camera,
             file and byte range.
     """
+    if len(ranks) == 1:
+        # The usual case; what follows is for all others.
+        sample = clip.table.samples[ranks[0]]
+        entry = clip.table.entries[sample]
+        if entry >= 0:
+            _decode_run(clip, _Run(entry, sample + 1, {ranks[0]}), {ranks[0]: 0}, sink, pool)
+            return
     positions = {rank: position for position, rank in enumerate(ranks)}
     for run in _runs(clip, ranks):
         _decode_run(clip, run, positions, sink, pool)
@@ -264,25 +279,30 @@ def _decode_run(
     A keyframe that begins a gradual refresh (H.264 recovery point) is marked as a sync sample by common
     writers, but pictures soon after it are complete only if decoding began before it.
     """
-    sync = clip.table.sync_samples
-    entry = bisect_left(sync, run.first)
-    missing = set(run.ranks)
+    first = run.first
+    missing = run.ranks
     while True:
-        first = sync[entry]
         is_idr = clip.config.codec != "h264" or _holds_idr(clip, first)
-        is_strict = clip.config.codec in _STRICT_CODECS and is_idr
+        is_strict = is_idr and clip.config.codec in _STRICT_CODECS
+        decoder = pool.take(clip.config, is_strict=is_strict)
+        is_reusable = False
         try:
-            with pool.lend(clip.config, is_strict=is_strict) as decoder:
-                _feed(clip, first, run.stop, missing, positions, sink, decoder)
+            _feed(clip, first, run.stop, missing, positions, sink, decoder)
+            decoder.context.flush_buffers()
+            is_reusable = True
         except (av.error.FFmpegError, NotImplementedError) as error:
             # Only a recovery point may fail where an earlier entry succeeds.
-            if is_idr or entry == 0:
+            if is_idr or first == clip.table.sync_samples[0]:
                 raise _refused(clip, first, run.stop, error) from error
+        finally:
+            pool.give(decoder, is_reusable=is_reusable)
         if not missing:
             return
+        sync = clip.table.sync_samples
+        entry = bisect_left(sync, first)
         if entry == 0:
             raise _absent(clip, first, run.stop, missing)
-        entry -= 1
+        first = sync[entry - 1]
 
 
 def _feed(
@@ -292,29 +312,29 @@ def _feed(
     missing: set[int],
     positions: dict[int, int],
     sink: PictureSink,
-    decoder: _Decoder,
+    decoder: Decoder,
 ) -> None:
     """Feed samples ``[first, stop)`` and drain; removes from `missing` what came out undamaged."""
     table = clip.table
     payload = memoryview(clip.payload)
-    context = decoder.context
-
-    def take(pictures: list[av.VideoFrame]) -> None:
+    decode = decoder.context.decode
+    for sample in range(first, stop + 1):
+        if sample < stop:
+            # Any buffer will do, whatever the stubs of PyAV say; it is copied once, into the packet.
+            data = payload[table.starts[sample] : table.stops[sample]]
+            packet = av.Packet(data)  # type: ignore[arg-type]
+            packet.pts = table.ranks[sample]
+            packet.dts = sample
+            pictures = decode(packet)
+        else:
+            pictures = decode(None)
         for picture in pictures:
             rank = picture.pts
             if rank in missing and not picture.is_corrupt:
                 sink(positions[rank], picture, decoder.converter)
                 missing.discard(rank)
-
-    for sample in range(first, stop):
-        # Any buffer will do, whatever the stubs of PyAV say; it is copied once, into the packet.
-        packet = av.Packet(payload[table.starts[sample] : table.stops[sample]])  # type: ignore[arg-type]
-        packet.pts = table.ranks[sample]
-        packet.dts = sample
-        take(context.decode(packet))
         if not missing:
             return
-    take(context.decode(None))
 
 
 def _holds_idr(clip: Clip, sample: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from lrstream.streaming.metrics import LoaderMetrics
 from lrstream.streaming.samples import SampleBuilder
 from lrstream.streaming.threads import JobThreads
 
-__all__ = ["DecodeStage", "Outcome"]
+__all__ = ["DecodeStage", "Outcome", "QueuedAnchor"]
 
 
 class Outcome(NamedTuple):
@@ -27,8 +28,15 @@ class Outcome(NamedTuple):
     error: BaseException | None
 
 
-class _Anchor(NamedTuple):
-    """An anchor that waits to be decoded."""
+class QueuedAnchor(NamedTuple):
+    """An anchor that is to be decoded.
+
+    Attributes:
+        number: Its name in the outcome.
+        lease: Its episode; released once it is decoded.
+        frame: Its frame in the episode.
+        place: Where to write the sample.
+    """
 
     number: int
     lease: Lease[EpisodeRecord]
@@ -36,11 +44,14 @@ class _Anchor(NamedTuple):
     place: Place | None
 
 
+_GopKey = tuple[int, int]
+
+
 @dataclass(slots=True, eq=False)
 class _Job:
-    """Anchors of one GOP that are decoded together, unless a thread has begun before the next one came."""
+    """Anchors that one thread decodes, those of one GOP together."""
 
-    anchors: list[_Anchor] = field(default_factory=list)
+    gops: dict[_GopKey, list[QueuedAnchor]] = field(default_factory=dict)
 
 
 class DecodeStage:
@@ -74,35 +85,27 @@ class DecodeStage:
         self._memory = memory
         self._threads = JobThreads("lrstream-decode", num_threads)
         self._lock = threading.Lock()
-        self._waiting: dict[tuple[int, int], _Job] = {}  # that no thread has begun, by episode and GOP
+        self._waiting: dict[_GopKey, _Job] = {}  # that no thread has begun, by episode and GOP
         self._leases: dict[int, Lease[EpisodeRecord]] = {}  # of anchors that are not decoded yet
-        self.outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        self.outcomes: queue.SimpleQueue[list[Outcome]] = queue.SimpleQueue()
 
-    def submit(
-        self, number: int, lease: Lease[EpisodeRecord], frame: int, place: Place | None = None
-    ) -> None:
-        """Decode an anchor; its outcome arrives in `outcomes`.
+    def submit(self, anchors: Sequence[QueuedAnchor]) -> None:
+        """Decode anchors on one thread; their outcomes arrive in `outcomes`, together if nothing is faster.
 
-        Args:
-            number: Name of the anchor in its outcome.
-            lease: Its episode; released once it is decoded.
-            frame: The anchor's frame.
-            place: Where to write the sample.
+        Each list that is handed over wakes a thread, so a few anchors at a time cost less than single ones.
         """
-        self._leases[number] = lease
-        anchor = _Anchor(number, lease, frame, place)
-        episode = lease.payload
-        gop = episode.gop_of(frame)
-        key = (id(episode), gop)
+        job = _Job()
         with self._lock:
-            job = self._waiting.get(key)
-            if job is not None:
-                job.anchors.append(anchor)
-                return
-            job = _Job([anchor])
-            if gop >= 0:
-                self._waiting[key] = job
-        self._threads.submit(partial(self._run, key, job))
+            for anchor in anchors:
+                self._leases[anchor.number] = anchor.lease
+                episode = anchor.lease.payload
+                gop = episode.gop_of(anchor.frame)
+                # Where nothing is known of GOPs, there is nothing to share either.
+                key = (id(episode), gop if gop >= 0 else -1 - anchor.frame)
+                # One that waits is decoded earlier and has room for all of its GOP.
+                self._waiting.setdefault(key, job).gops.setdefault(key, []).append(anchor)
+        if job.gops:
+            self._threads.submit(partial(self._run, job))
 
     def close(self, timeout_s: float) -> bool:
         """Drop anchors that are not being decoded, with their bytes; whether all threads have ended."""
@@ -111,13 +114,16 @@ class DecodeStage:
             self._leases.popitem()[1].release()
         return has_ended
 
-    def _run(self, key: tuple[int, int], job: _Job) -> None:
+    def _run(self, job: _Job) -> None:
         with self._lock:
-            if self._waiting.get(key) is job:
+            for key in job.gops:
                 del self._waiting[key]
-        self._decode(job.anchors)
+        outcomes: list[Outcome] = []
+        for anchors in job.gops.values():
+            outcomes += self._decode(anchors)
+        self.outcomes.put(outcomes)
 
-    def _decode(self, anchors: list[_Anchor]) -> None:
+    def _decode(self, anchors: list[QueuedAnchor]) -> list[Outcome]:
         try:
             with self._metrics.timed("decode", len(anchors)):
                 samples = self._builder.build(
@@ -130,17 +136,13 @@ class DecodeStage:
         except BaseException as error:  # noqa: BLE001  (raised again where the sample is waited for)
             if len(anchors) > 1:
                 # Which of them is at fault? The others are right, and come before the error if it is theirs.
-                for anchor in anchors:
-                    self._decode([anchor])
-            else:
-                self._release(anchors)
-                self.outcomes.put(Outcome(anchors[0].number, None, error))
-            return
+                return [outcome for anchor in anchors for outcome in self._decode([anchor])]
+            self._release(anchors)
+            return [Outcome(anchors[0].number, None, error)]
         # The bytes are given back before a sample is announced: whoever has all samples may rely on it
         # that nothing is leased any more.
         self._release(anchors)
-        for anchor, sample in zip(anchors, samples, strict=True):
-            self.outcomes.put(self._finish(anchor.number, sample))
+        return [self._finish(anchor.number, sample) for anchor, sample in zip(anchors, samples, strict=True)]
 
     def _finish(self, number: int, sample: Sample) -> Outcome:
         if not self._is_transforming:
@@ -151,7 +153,7 @@ class DecodeStage:
         except BaseException as error:  # noqa: BLE001  (raised again where the sample is waited for)
             return Outcome(number, None, error)
 
-    def _release(self, anchors: list[_Anchor]) -> None:
+    def _release(self, anchors: list[QueuedAnchor]) -> None:
         for anchor in anchors:
             anchor.lease.release()
             self._leases.pop(anchor.number, None)

@@ -26,6 +26,7 @@ class CameraRecord:
         from_s: Start of the episode in the clip's clock, seconds.
         timestamps: Time of each row in the episode, float32 seconds ``(rows,)``.
         tolerance_s: Largest distance between a row and its picture.
+        is_incomplete: Whether a row has no picture.
     """
 
     clip: Clip
@@ -33,6 +34,7 @@ class CameraRecord:
     from_s: float
     timestamps: NDArray[np.float32]
     tolerance_s: float
+    is_incomplete: bool
 
     @classmethod
     def match(
@@ -40,7 +42,7 @@ class CameraRecord:
     ) -> CameraRecord:
         """Find the picture of every row at once."""
         ranks = pictures_of_rows(clip.table.times_s, from_s, timestamps, tolerance_s)
-        return cls(clip, ranks, from_s, timestamps, tolerance_s)
+        return cls(clip, ranks, from_s, timestamps, tolerance_s, bool((ranks == NO_PICTURE).any()))
 
     def ranks_of(self, frames: NDArray[np.int64]) -> NDArray[np.int64]:
         """Presentation ranks of the pictures of some rows, int64, shape of `frames`.
@@ -49,7 +51,7 @@ class CameraRecord:
             TimestampError: A row has no picture within the tolerance (K05).
         """
         ranks: NDArray[np.int64] = self.ranks[frames]
-        if ranks.min() == NO_PICTURE:
+        if self.is_incomplete and ranks.min() == NO_PICTURE:
             frame = int(frames[int(np.argmin(ranks))])
             row = self.timestamps[frame : frame + 1]
             allowed_s = float(row_tolerance_s(row, self.tolerance_s)[0])

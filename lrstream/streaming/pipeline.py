@@ -30,7 +30,7 @@ from lrstream.errors import LrstreamError
 from lrstream.streaming.batches import Placer, Sample
 from lrstream.streaming.budget import EpisodeByteCache
 from lrstream.streaming.decode import DecoderPool
-from lrstream.streaming.decoding import DecodeStage, Outcome
+from lrstream.streaming.decoding import DecodeStage, Outcome, QueuedAnchor
 from lrstream.streaming.episode import EpisodeRecord
 from lrstream.streaming.fetch import EpisodeLoader, FetchFrontier
 from lrstream.streaming.metrics import LoaderMetrics
@@ -129,6 +129,8 @@ class EpochPipeline:
             is_transforming=options.transform_in_threads,
             memory=None if placer is None else placer.memory,
         )
+        # Half of the queue is being decoded and half of it waits, however it is cut into jobs.
+        self._job_size = max(1, options.decoded_queue_size // (2 * max(1, options.decode_threads)))
         self._blocks = tail.blocks
         self._admitting: list[int] = []  # of the current block, still waiting for room; reversed
         self._block: Iterator[_Anchor] = iter(())
@@ -184,42 +186,63 @@ class EpochPipeline:
 
     def _wait_for(self, number: int) -> Outcome:
         while (outcome := self._early.pop(number, None)) is None:
-            finished = self._decoding.outcomes.get()
-            self._early[finished.number] = finished
+            for finished in self._decoding.outcomes.get():
+                self._early[finished.number] = finished
         return outcome
 
     # -- scheduling -------------------------------------------------------------------------------
 
     def _schedule(self) -> None:
-        """Hand out anchors up to the queue's size, or until one of them has to wait."""
-        while self._num_scheduled - self._num_delivered < self._options.decoded_queue_size:
-            is_idle = self._num_scheduled == self._num_delivered
-            if not self._admit_block(is_idle):
-                return
-            anchor = self._peek()
+        """Hand out anchors up to the queue's size, or until one of them has to wait; a few at a time."""
+        num_under_way = self._num_scheduled - self._num_delivered
+        if 0 < num_under_way > self._options.decoded_queue_size - self._job_size:
+            return
+        job: list[QueuedAnchor] = []
+        while num_under_way < self._options.decoded_queue_size:
+            anchor = self._next_ready(num_under_way == 0)
             if anchor is None:
-                if self._is_planned_out:
-                    return
-                continue
-            arrival = self._frontier.arrival(anchor.episode)
-            if not arrival.done():
-                if not is_idle:
-                    return  # what is decoded already goes first
-                started = time.perf_counter()
-                try:
-                    arrival.result()
-                finally:
-                    self._metrics.add_refill_stall(time.perf_counter() - started)
-            if arrival.exception() is not None and not is_idle:
-                return  # raised when its turn comes
-            arrival.result()
-            lease = self._cache.lease(anchor.episode)
-            self._next_anchor = None
-            for episode in anchor.retired:
-                self._frontier.retire(episode)
-            place = None if self._placer is None else self._placer.next()
-            self._decoding.submit(self._num_scheduled, lease, anchor.frame, place)
-            self._num_scheduled += 1
+                break
+            job.append(anchor)
+            num_under_way += 1
+            if len(job) == self._job_size:
+                self._decoding.submit(job)
+                job = []
+        if job:
+            self._decoding.submit(job)
+
+    def _next_ready(self, is_idle: bool) -> QueuedAnchor | None:
+        """The next anchor, with a lease of its episode; None at the end, or where it has to wait.
+
+        Args:
+            is_idle: Whether nothing is under way, so that there is nothing better to do than to wait here.
+        """
+        while True:
+            if not self._admit_block(is_idle):
+                return None
+            anchor = self._peek()
+            if anchor is not None:
+                break
+            if self._is_planned_out:
+                return None
+        arrival = self._frontier.arrival(anchor.episode)
+        if not arrival.done():
+            if not is_idle:
+                return None  # what is decoded already goes first
+            started = time.perf_counter()
+            try:
+                arrival.result()
+            finally:
+                self._metrics.add_refill_stall(time.perf_counter() - started)
+        if arrival.exception() is not None and not is_idle:
+            return None  # raised when its turn comes
+        arrival.result()
+        lease = self._cache.lease(anchor.episode)
+        self._next_anchor = None
+        for episode in anchor.retired:
+            self._frontier.retire(episode)
+        place = None if self._placer is None else self._placer.next()
+        number, self._num_scheduled = self._num_scheduled, self._num_scheduled + 1
+        return QueuedAnchor(number, lease, anchor.frame, place)
 
     def _peek(self) -> _Anchor | None:
         """The next anchor of the current block; None where the next block has to be begun."""

@@ -34,14 +34,20 @@ class CameraTarget:
     ) -> None:
         self._table = table
         self._places = places
-        self._lengths = [len(of_sample) for of_sample in ranks]
         self._arrays: list[NDArray[Any]] | None = None
-        self._users: dict[int, list[tuple[int, int]]] = {}
+        self._lengths = [len(of_sample) for of_sample in ranks]
+        self._users: list[list[tuple[int, int]]] = []
+        self.ranks: list[int]
+        """The pictures to be decoded; the target counts them by their place in this list."""
+        if self._lengths == [1]:
+            self.ranks = ranks[0]
+            return
+        users: dict[int, list[tuple[int, int]]] = {}
         for sample, of_sample in enumerate(ranks):
             for place, rank in enumerate(of_sample):
-                self._users.setdefault(rank, []).append((sample, place))
-        self.ranks = list(self._users)
-        """The pictures to be decoded; the target counts them by their place in this list."""
+                users.setdefault(rank, []).append((sample, place))
+        self.ranks = list(users)
+        self._users = list(users.values())
 
     @property
     def arrays(self) -> list[NDArray[Any]]:
@@ -54,19 +60,25 @@ class CameraTarget:
         """Take the picture of ``ranks[position]``; see `PictureSink`."""
         if self._arrays is None:
             self._arrays = self._allocate(picture.height, picture.width)
+        if not self._users:
+            self._write(picture, converter, self._arrays[0])
+            return
         first: NDArray[Any] | None = None
-        for sample, place in self._users[self.ranks[position]]:
+        for sample, place in self._users[position]:
             out = self._arrays[sample]
             if self._lengths[sample] > 1:
                 out = out[place]
-            if first is not None:
-                np.copyto(out, first)
-                continue
-            first = out
-            if self._table is None:
-                converter.write_rgb(picture, out)
+            if first is None:
+                first = out
+                self._write(picture, converter, out)
             else:
-                converter.write_depth(picture, self._table, out)
+                np.copyto(out, first)
+
+    def _write(self, picture: av.VideoFrame, converter: PictureConverter, out: NDArray[Any]) -> None:
+        if self._table is None:
+            converter.write_rgb(picture, out)
+        else:
+            converter.write_depth(picture, self._table, out)
 
     def _allocate(self, height: int, width: int) -> list[NDArray[Any]]:
         size: tuple[int, ...]

@@ -99,7 +99,7 @@ class DecodeStage:
             for anchor in anchors:
                 self._leases[anchor.number] = anchor.lease
                 episode = anchor.lease.payload
-                gop = episode.gop_of(anchor.frame)
+                gop = self._builder.gop_of(episode, anchor.frame)
                 # Where nothing is known of GOPs, there is nothing to share either.
                 key = (id(episode), gop if gop >= 0 else -1 - anchor.frame)
                 # One that waits is decoded earlier and has room for all of its GOP.

@@ -100,6 +100,10 @@ class SampleBuilder:
             self._add_rows(episode, frame, window, sample)
         return samples
 
+    def gop_of(self, episode: EpisodeRecord, frame: int) -> int:
+        """What anchors of one episode have in common that are best built together; -1 = nothing known."""
+        return episode.gop_of(frame)
+
     def _add_rows(
         self, episode: EpisodeRecord, frame: int, windows: Sequence[Window], sample: Sample
     ) -> None:

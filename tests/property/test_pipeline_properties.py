@@ -59,9 +59,14 @@ class DelayedEpisodes:
         assert set(parts.values()) == {position}
         return position
 
-    def build(self, episode: int, frame: int, decoders: object) -> dict[str, Any]:
+    def gop_of(self, episode: int, frame: int) -> int:
+        return frame // 3
+
+    def build(
+        self, episode: int, frames: list[int], decoders: object, *, memory: None, places: list[None]
+    ) -> list[dict[str, Any]]:
         self._wait()
-        return {"anchor": (episode, frame)}
+        return [{"anchor": (episode, frame)} for frame in frames]
 
     def transform(self, sample: dict[str, Any]) -> dict[str, Any]:
         return sample

@@ -63,9 +63,16 @@ class FakeBuilder:
     def __init__(self, build: Callable[[int, int], None] = lambda position, frame: None) -> None:
         self._build = build
 
-    def build(self, episode: int, frame: int, decoders: object) -> dict[str, Any]:
-        self._build(episode, frame)
-        return {"anchor": (episode - 100, frame)}
+    def gop_of(self, episode: int, frame: int) -> int:
+        return frame // 3 if frame < 6 else -1
+
+    def build(
+        self, episode: int, frames: list[int], decoders: object, *, memory: None, places: list[None]
+    ) -> list[dict[str, Any]]:
+        assert len(frames) == len(places) == 1 or len({frame // 3 for frame in frames}) == 1
+        for frame in frames:
+            self._build(episode, frame)
+        return [{"anchor": (episode - 100, frame)} for frame in frames]
 
     def transform(self, sample: dict[str, Any]) -> dict[str, Any]:
         sample["transformed_by"] = threading.current_thread().name

@@ -17,6 +17,7 @@ from lrstream.errors import UsageError
 from lrstream.index.open import open_index
 from lrstream.layout.layout import load_layout, resolve_selection
 from lrstream.layout.projection import narrow_layout
+from lrstream.sidecar.checksum_file import ChecksumFile
 from lrstream.sidecar.identity import SidecarIdentity
 from lrstream.sidecar.resolve import resolve_sidecar
 from lrstream.storage.location import RepoType, parse_location
@@ -44,6 +45,7 @@ from lrstream.streaming.settings import (
 from lrstream.streaming.sources import TrackSource
 from lrstream.streaming.state import LoaderState, selection_digest
 from lrstream.streaming.strategies import SamplingStrategy
+from lrstream.streaming.verify import PayloadChecksums, check_payload_checksums, open_payload_checksums
 from lrstream.streaming.windows import WindowSpec
 from lrstream.streaming.worker import ProcessReader
 
@@ -101,6 +103,8 @@ class StreamingLeRobotDataset(ResumableDataset):
         rank: This process's rank; None = of `torch.distributed` if initialised, else ``RANK``, else 0.
         world_size: Number of ranks; None = likewise, else ``WORLD_SIZE``, else 1.
         storage_options: Arguments of the fsspec file system; they reach every worker.
+        payload_checksums: "auto": fetched video is held against its checksums where `lrstream build
+            --checksums` has made them; "require": nothing starts without them; "off".
 
     Attributes:
         repo_id: Name of the dataset.
@@ -147,6 +151,7 @@ class StreamingLeRobotDataset(ResumableDataset):
         rank: int | None = None,
         world_size: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        payload_checksums: PayloadChecksums = "auto",
     ) -> None:
         rank, world_size = distributed_place(rank, world_size)
         self._settings = LoaderSettings(
@@ -170,6 +175,7 @@ class StreamingLeRobotDataset(ResumableDataset):
         check_timeout("sidecar_lock_timeout_s", sidecar_lock_timeout_s)
         check_mapping("delta_timestamps", delta_timestamps)
         check_mapping("storage_options", storage_options)
+        check_payload_checksums(payload_checksums)
         location = parse_location(repo_id if root is None else root, repo_type=repo_type, revision=revision)
         self._store = open_store(
             location,
@@ -209,6 +215,8 @@ class StreamingLeRobotDataset(ResumableDataset):
         # The path alone: the record of a large dataset's sidecar would be sent to every worker.
         self._sidecar: Path | None = None
         identity: SidecarIdentity | None = None
+        self._checksums: ChecksumFile | None = None
+        self._require_checksums = payload_checksums == "require"
         if self._layout.video_files() and len(self._positions):
             # Here rather than in the workers, so that only one process of the rank builds it.
             resolved = resolve_sidecar(
@@ -221,6 +229,9 @@ class StreamingLeRobotDataset(ResumableDataset):
                 progress=BuildNotice(self.repo_id),
             )
             self._sidecar, identity = resolved.path, resolved.identity
+            self._checksums = open_payload_checksums(
+                payload_checksums, self._store, self._layout, resolved, self._positions
+            )
         template = LoaderState(
             data_root=self._store.location.root,
             revision=self._store.location.revision or "",
@@ -332,7 +343,14 @@ class StreamingLeRobotDataset(ResumableDataset):
 
     def _episode_loader(self) -> EpisodeLoader:
         reader = self._process.get()
-        return reader.loader(self._store, self._layout, self._open_tracks, self._settings.tolerance_s)
+        return reader.loader(
+            self._store,
+            self._layout,
+            self._open_tracks,
+            self._settings.tolerance_s,
+            self._checksums,
+            self._require_checksums,
+        )
 
     def _tick(self, progress: Progress) -> None:
         reader = self._process.get()

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lrstream.layout.layout import DatasetLayout
+from lrstream.sidecar.checksum_file import ChecksumFile
 from lrstream.storage.store import DatasetStore
 from lrstream.streaming.decode import DecoderPool
 from lrstream.streaming.fetch import EpisodeLoader
@@ -50,13 +51,21 @@ class ProcessReader:
         layout: DatasetLayout,
         open_tracks: Callable[[], TrackSource | None],
         tolerance_s: float,
+        checksums: ChecksumFile | None = None,
+        require_checksums: bool = False,
     ) -> EpisodeLoader:
         """The loader of this process, opened at the first call."""
         with self.lock:
             if self._loader is None:
                 self._tracks, self._store = open_tracks(), store
                 self._loader = EpisodeLoader(
-                    store, layout, self._tracks, tolerance_s=tolerance_s, metrics=self.metrics
+                    store,
+                    layout,
+                    self._tracks,
+                    tolerance_s=tolerance_s,
+                    metrics=self.metrics,
+                    checksums=checksums,
+                    require_checksums=require_checksums,
                 )
             return self._loader
 

@@ -116,7 +116,7 @@ _lrstream() {
         "lrstream")
             COMPREPLY=($(compgen -W "build convert validate publish inspect benchmark --version --show-completion --help -h" -- "$current")) ;;
         "lrstream build")
-            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--repo-id --repo-type --revision --episodes --shard --output -o --workers --scheduler --lock-timeout --force --no-resume --base --push --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
+            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--repo-id --repo-type --revision --episodes --shard --output -o --workers --scheduler --lock-timeout --force --no-resume --base --checksums --push --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
         "lrstream convert")
             [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--merge --output -o --to --dry-run --force --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
         "lrstream validate")

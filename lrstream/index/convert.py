@@ -24,7 +24,7 @@ from lrstream.sidecar.manifest import TrackScalars
 __all__ = ["convert"]
 
 # A record batch is closed when its arrays reach this size or it has this many rows.
-_BATCH_BYTES = 16 << 20
+_BATCH_BYTES = 32 << 20
 _BATCH_ROWS = 8192
 
 # Sources that are unpacked at one time take no more than this; a larger one is unpacked by itself.

@@ -101,6 +101,7 @@ def _encoded(num_files: int, num_samples: int, tables: list[SampleTable]) -> Ite
             number,
             track.file_path,
             track.file_size,
+            num_samples,
             source_entry(track),
             tuple(
                 dataclasses.replace(member, name=f"{number}/{member.name.partition('/')[2]}")

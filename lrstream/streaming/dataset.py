@@ -30,10 +30,10 @@ from lrstream.streaming.follow import refuse_sharding
 from lrstream.streaming.iteration import DatasetIterator, failing_iterator
 from lrstream.streaming.meta import DatasetMeta
 from lrstream.streaming.metrics import LoaderMetrics
+from lrstream.streaming.observed import MetricsExport, ObservedDataset
 from lrstream.streaming.partition import PartitionReport, partition_report, rank_share
 from lrstream.streaming.pipeline import EpochPipeline
 from lrstream.streaming.report import BuildNotice, log_interval_s, tell_partition
-from lrstream.streaming.resumable import ResumableDataset
 from lrstream.streaming.samples import ReturnUint8, Sample, SampleBuilder
 from lrstream.streaming.settings import (
     LoaderSettings,
@@ -52,7 +52,7 @@ from lrstream.streaming.worker import ProcessReader
 __all__ = ["StreamingLeRobotDataset"]
 
 
-class StreamingLeRobotDataset(ResumableDataset):
+class StreamingLeRobotDataset(ObservedDataset):
     """A LeRobotDataset v3 streamed into training, every selected frame once per epoch.
 
     Samples equal those of LeRobot's map-style `LeRobotDataset` in keys, dtypes, shapes and values. Whole
@@ -248,6 +248,8 @@ class StreamingLeRobotDataset(ResumableDataset):
         self._checkpoint = Checkpointer(template, self._lengths, repeat=repeat)
         self.log_interval_s = log_interval_s()
         self._process: PerProcess[ProcessReader] = PerProcess(ProcessReader)
+        self._export = MetricsExport()
+        self._serve_from_environment()
 
     # -- what it is -------------------------------------------------------------------------------
 
@@ -355,11 +357,13 @@ class StreamingLeRobotDataset(ResumableDataset):
     def _tick(self, progress: Progress) -> None:
         reader = self._process.get()
         reader.report.tick(self._who(progress), self.log_interval_s, reader.snapshot)
+        self._export.tick(progress.part, reader.snapshot)
 
     def _tell(self, progress: Progress) -> None:
         reader = self._process.get()
         if self.log_interval_s > 0:
             reader.report.tell(f"{self._who(progress)} has ended", reader.snapshot())
+        self._export.tell(progress.part, reader.snapshot)
 
     def _who(self, progress: Progress) -> str:
         return f"rank {self.rank} worker {progress.part} epoch {progress.state.epoch}"
@@ -406,6 +410,7 @@ class StreamingLeRobotDataset(ResumableDataset):
 
     def close(self) -> None:
         """End iterations of this process and close its files and decoders; iterating opens them again."""
+        self._export.close()
         reader = self._process.drop()
         if reader is not None:
             reader.close()

@@ -28,6 +28,7 @@ from lrstream.streaming.content import content_digest, source_sizes
 from lrstream.streaming.fetch import EpisodeLoader
 from lrstream.streaming.follow import refuse_sharding
 from lrstream.streaming.iteration import DatasetIterator, failing_iterator
+from lrstream.streaming.loading import EpisodeShares
 from lrstream.streaming.meta import DatasetMeta
 from lrstream.streaming.metrics import LoaderMetrics
 from lrstream.streaming.observed import MetricsExport, ObservedDataset
@@ -245,7 +246,7 @@ class StreamingLeRobotDataset(ObservedDataset):
             num_workers=0,
             batch_size=1,
         )
-        self._checkpoint = Checkpointer(template, self._lengths, repeat=repeat)
+        self._checkpoint = Checkpointer(template, EpisodeShares(self._lengths), repeat=repeat)
         self.log_interval_s = log_interval_s()
         self._process: PerProcess[ProcessReader] = PerProcess(ProcessReader)
         self._export = MetricsExport()
@@ -328,19 +329,26 @@ class StreamingLeRobotDataset(ObservedDataset):
     def _start_pipeline(self, progress: Progress) -> EpochPipeline | None:
         if not len(self._positions):
             return None
-        return self._process.get().start_epoch(
-            self._episode_loader(),
-            self._builder,
+        return self._start_epoch(
             self._settings,
-            self._lengths,
-            self._positions,
-            self._layout.episodes.episode_index[self._positions],
             epoch=progress.state.epoch,
             worker=progress.part,
             num_workers=progress.state.num_workers,
             skip_anchors=progress.num_samples,
             stage=progress.stage,
             frames=progress.frames,
+        )
+
+    def _start_epoch(self, settings: LoaderSettings, **place: Any) -> EpochPipeline | None:
+        """See `ProcessReader.start_epoch`."""
+        return self._process.get().start_epoch(
+            self._episode_loader(),
+            self._builder,
+            settings,
+            self._lengths,
+            self._positions,
+            self._layout.episodes.episode_index[self._positions],
+            **place,
         )
 
     def _episode_loader(self) -> EpisodeLoader:

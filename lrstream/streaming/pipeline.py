@@ -36,7 +36,7 @@ from lrstream.streaming.fetch import EpisodeLoader, FetchFrontier
 from lrstream.streaming.metrics import LoaderMetrics
 from lrstream.streaming.pool import AnchorPlan, PlanBlock
 from lrstream.streaming.samples import Sample, SampleBuilder
-from lrstream.streaming.threads import JobThreads
+from lrstream.streaming.threads import JobThreads, ThreadShare
 
 __all__ = ["EpochPipeline", "PipelineOptions"]
 
@@ -97,6 +97,7 @@ class EpochPipeline:
         options: Limits.
         metrics: Where times and counts go.
         skip_anchors: Anchors of the plan that were delivered before.
+        threads: Decode threads that several pipelines use; None = its own, as many as `options` say.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class EpochPipeline:
         options: PipelineOptions,
         metrics: LoaderMetrics,
         skip_anchors: int = 0,
+        threads: JobThreads | None = None,
     ) -> None:
         self._builder = builder
         self._options = options
@@ -127,7 +129,7 @@ class EpochPipeline:
             prefetch_episodes=options.prefetch_episodes,
             max_in_flight=options.max_in_flight,
         )
-        self._decoding = _DecodeStage(builder, decoders, options, metrics)
+        self._decoding = _DecodeStage(builder, decoders, options, metrics, threads)
         self._blocks = tail.blocks
         self._admitting: list[int] = []  # of the current block, still waiting for room; reversed
         self._block: Iterator[_Anchor] = iter(())
@@ -135,6 +137,7 @@ class EpochPipeline:
         self._is_planned_out = False
         self.is_complete = False
         """Whether all that the plan holds has been delivered."""
+        self._num_ahead = options.decoded_queue_size
         self._num_scheduled = 0
         self._num_delivered = 0
         self._early: dict[int, _Outcome] = {}  # finished before their turn
@@ -181,6 +184,20 @@ class EpochPipeline:
         self._early.clear()
         self._end()
 
+    def prepare(self, num_ahead: int) -> None:
+        """Have so many samples under way from now on, as far as that is possible without waiting.
+
+        For a consumer that takes samples from several pipelines, and knows when it needs which: in place
+        of `PipelineOptions.decoded_queue_size`. With 0 episodes begin to be fetched, and no more.
+        """
+        if not self._end.alive:
+            return
+        self._num_ahead = max(1, num_ahead)
+        if num_ahead:
+            self._schedule(may_wait=False)
+        elif self._peek() is not None:
+            self._admit_block(is_idle=False)
+
     def _wait_for(self, number: int) -> _Outcome:
         while (outcome := self._early.pop(number, None)) is None:
             finished = self._decoding.outcomes.get()
@@ -189,10 +206,10 @@ class EpochPipeline:
 
     # -- scheduling -------------------------------------------------------------------------------
 
-    def _schedule(self) -> None:
+    def _schedule(self, *, may_wait: bool = True) -> None:
         """Hand out anchors up to the queue's size, or until one of them has to wait."""
-        while self._num_scheduled - self._num_delivered < self._options.decoded_queue_size:
-            is_idle = self._num_scheduled == self._num_delivered
+        while self._num_scheduled - self._num_delivered < self._num_ahead:
+            is_idle = may_wait and self._num_scheduled == self._num_delivered
             if not self._admit_block(is_idle):
                 return
             anchor = self._peek()
@@ -261,12 +278,15 @@ class _DecodeStage:
         decoders: DecoderPool,
         options: PipelineOptions,
         metrics: LoaderMetrics,
+        threads: JobThreads | None,
     ) -> None:
         self._builder = builder
         self._decoders = decoders
         self._is_transforming = options.transform_in_threads and builder.image_transforms is not None
         self._metrics = metrics
-        self._threads = JobThreads("lrstream-decode", options.decode_threads)
+        self._threads: JobThreads | ThreadShare = (
+            JobThreads("lrstream-decode", options.decode_threads) if threads is None else ThreadShare(threads)
+        )
         self._leases: dict[int, Lease[EpisodeRecord]] = {}  # of anchors that are not decoded yet
         self.outcomes: queue.SimpleQueue[_Outcome] = queue.SimpleQueue()
 

@@ -24,6 +24,7 @@ from lrstream.streaming.report import PeriodicReport
 from lrstream.streaming.samples import SampleBuilder
 from lrstream.streaming.settings import LoaderSettings
 from lrstream.streaming.sources import TrackSource
+from lrstream.streaming.threads import JobThreads
 
 __all__ = ["ProcessReader"]
 
@@ -93,6 +94,7 @@ class ProcessReader:
         skip_anchors: int = 0,
         stage: int = 0,
         frames: Frames | None = None,
+        threads: JobThreads | None = None,
     ) -> EpochPipeline | None:
         """A pipeline for one worker's share of an epoch; None where it owns no episode.
 
@@ -109,6 +111,7 @@ class ProcessReader:
             skip_anchors: Anchors of the worker that were delivered before.
             stage: How often this epoch was planned anew for other numbers (LD-15).
             frames: Anchors of each selected episode in this stage; None = all.
+            threads: Decode threads, where several pipelines share them; None = its own.
         """
         rank = settings.rank
         plan_settings = settings.plan_settings(epoch=epoch, num_workers=num_workers, stage=stage)
@@ -148,6 +151,7 @@ class ProcessReader:
             ),
             metrics=self.metrics,
             skip_anchors=skip_anchors,
+            threads=threads,
         )
         self._pipelines.add(pipeline)
         return pipeline

@@ -16,7 +16,8 @@ def combined_metrics(own: Mapping[str, Any], members: Sequence[Mapping[str, Any]
         members: Snapshots of each member, as of `StreamingLeRobotDataset.metrics`.
 
     Returns:
-        The same keys, and ``members`` with each one's by number. ``peak_reserved_bytes`` is a bound: the sum of the members' peaks.
+        The same keys, and ``members`` with each one's by number. ``peak_reserved_bytes`` is a bound: the
+        sum of the members' peaks.
     """
     total = {key: _sum([member[key] for member in members]) for key in members[0]}
     for key in ("samples", "wait_s", "batch_wait_s"):

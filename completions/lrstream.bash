@@ -5,7 +5,7 @@ _lrstream() {
     COMPREPLY=()
     for ((i = 1; i < COMP_CWORD; i++)); do
         case "$path ${COMP_WORDS[i]}" in
-            "lrstream build" | "lrstream convert" | "lrstream validate" | "lrstream publish" | "lrstream inspect" | "lrstream inspect sidecar" | "lrstream inspect dataset" | "lrstream inspect episode" | "lrstream inspect budget" | "lrstream inspect plan" | "lrstream inspect locks" | "lrstream inspect cache" | "lrstream benchmark" | "lrstream benchmark loader" | "lrstream benchmark plan") path+=" ${COMP_WORDS[i]}" ;;
+            "lrstream build" | "lrstream convert" | "lrstream validate" | "lrstream publish" | "lrstream inspect" | "lrstream inspect sidecar" | "lrstream inspect dataset" | "lrstream inspect episode" | "lrstream inspect budget" | "lrstream inspect plan" | "lrstream inspect locks" | "lrstream inspect cache" | "lrstream benchmark" | "lrstream benchmark build" | "lrstream benchmark open" | "lrstream benchmark fetch" | "lrstream benchmark loader" | "lrstream benchmark plan") path+=" ${COMP_WORDS[i]}" ;;
         esac
     done
     # A value: one of its choices, or (an empty reply) a file name.
@@ -72,6 +72,33 @@ _lrstream() {
         "lrstream inspect locks --cache-dir") return ;;
         "lrstream inspect cache --idle-days") return ;;
         "lrstream inspect cache --cache-dir") return ;;
+        "lrstream benchmark build --videos") return ;;
+        "lrstream benchmark build --workers") return ;;
+        "lrstream benchmark build --connections") return ;;
+        "lrstream benchmark build --compare") return ;;
+        "lrstream benchmark build --plot") return ;;
+        "lrstream benchmark build --repo-type") COMPREPLY=($(compgen -W "dataset bucket" -- "$current")); return ;;
+        "lrstream benchmark build --revision") return ;;
+        "lrstream benchmark build --cache-dir") return ;;
+        "lrstream benchmark open --episodes") return ;;
+        "lrstream benchmark open --world-size") return ;;
+        "lrstream benchmark open --workers") return ;;
+        "lrstream benchmark open --compare") return ;;
+        "lrstream benchmark open --plot") return ;;
+        "lrstream benchmark open --repo-type") COMPREPLY=($(compgen -W "dataset bucket" -- "$current")); return ;;
+        "lrstream benchmark open --revision") return ;;
+        "lrstream benchmark open --cache-dir") return ;;
+        "lrstream benchmark fetch --episodes") return ;;
+        "lrstream benchmark fetch --count") return ;;
+        "lrstream benchmark fetch --at-once") return ;;
+        "lrstream benchmark fetch --connections") return ;;
+        "lrstream benchmark fetch --subranges") return ;;
+        "lrstream benchmark fetch --seed") return ;;
+        "lrstream benchmark fetch --compare") return ;;
+        "lrstream benchmark fetch --plot") return ;;
+        "lrstream benchmark fetch --repo-type") COMPREPLY=($(compgen -W "dataset bucket" -- "$current")); return ;;
+        "lrstream benchmark fetch --revision") return ;;
+        "lrstream benchmark fetch --cache-dir") return ;;
         "lrstream benchmark loader --workers") return ;;
         "lrstream benchmark loader --batch-size") return ;;
         "lrstream benchmark loader --strategy") COMPREPLY=($(compgen -W "remaining round_robin" -- "$current")); return ;;
@@ -116,7 +143,7 @@ _lrstream() {
         "lrstream")
             COMPREPLY=($(compgen -W "build convert validate publish inspect benchmark --version --show-completion --help -h" -- "$current")) ;;
         "lrstream build")
-            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--repo-id --repo-type --revision --episodes --shard --output -o --workers --scheduler --lock-timeout --force --no-resume --base --push --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
+            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--repo-id --repo-type --revision --episodes --shard --output -o --workers --scheduler --lock-timeout --force --no-resume --base --checksums --push --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
         "lrstream convert")
             [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--merge --output -o --to --dry-run --force --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
         "lrstream validate")
@@ -140,7 +167,13 @@ _lrstream() {
         "lrstream inspect cache")
             [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--prune --yes -y --idle-days --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
         "lrstream benchmark")
-            COMPREPLY=($(compgen -W "loader plan --help -h" -- "$current")) ;;
+            COMPREPLY=($(compgen -W "build open fetch loader plan --help -h" -- "$current")) ;;
+        "lrstream benchmark build")
+            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--videos --workers --connections --compare --plot --repo-type --revision --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
+        "lrstream benchmark open")
+            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--episodes --world-size --workers --compare --plot --repo-type --revision --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
+        "lrstream benchmark fetch")
+            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--episodes --count --at-once --connections --subranges --seed --compare --plot --repo-type --revision --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
         "lrstream benchmark loader")
             [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--demo --workers --batch-size --strategy --episodes --decode-threads --prefetch --pool --budget --connections --samples --seconds --consumer-rate --compare --plot --repo-type --revision --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
         "lrstream benchmark plan")

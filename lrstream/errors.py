@@ -14,7 +14,8 @@
     │   │   └── UnsupportedMp4Error             it is valid, but needs what lrstream does not do
     │   ├── SidecarError                        a sidecar archive or mapped index
     │   ├── TimestampError                      no picture within the tolerance of a row's time
-    │   └── DecodeError                         a decoder refused bytes, or none is available
+    │   ├── DecodeError                         a decoder refused bytes, or none is available
+    │   └── PayloadError                        bytes of a video are not those that were checksummed
     └── LimitError                     exit 7   a limit was reached
         ├── ByteBudgetError                     an episode does not fit the byte budget
         └── DiskFullError                       no space, or over quota
@@ -42,6 +43,7 @@ __all__ = [
     "MalformedMp4Error",
     "Mp4Error",
     "NotFoundError",
+    "PayloadError",
     "SidecarError",
     "SidecarLockTimeoutError",
     "TimestampError",
@@ -185,6 +187,12 @@ class DecodeError(InputError):
     """A decoder refused the bytes, or no usable decoder for the codec is installed."""
 
     code = "decode"
+
+
+class PayloadError(InputError):
+    """Bytes of a video do not have the checksum that was made of them, or lack a required one."""
+
+    code = "payload"
 
 
 class LimitError(LrstreamError):

@@ -13,6 +13,7 @@ from lrstream.cli.benchmark_text import (
     EpisodesOption,
     PlotOption,
     Strategy,
+    load,
     milliseconds,
     or_unknown,
     rate,
@@ -214,7 +215,6 @@ def loader(
 
 def _show(screen: Screen, report: LoaderBenchmark) -> None:
     options = report.settings
-    load = "unknown" if report.load_average is None else f"{report.load_average:.1f} before the run"
     threads = f"{count(options.workers)} workers, {count(options.decode_threads)} decode threads each"
     screen.facts(
         [
@@ -228,7 +228,7 @@ def _show(screen: Screen, report: LoaderBenchmark) -> None:
             ("refill stalls", f"{count(report.refill_stalls)}, {report.refill_stall_s:.2f} s"),
             ("reserved", f"{megabytes(report.peak_reserved_bytes)} at most"),
             ("memory", _memory(report)),
-            ("load", load),
+            ("load", load(report.load_average)),
         ]
     )
     screen.line()

@@ -30,6 +30,7 @@ __all__ = [
     "Report",
     "Strategy",
     "amount",
+    "load",
     "milliseconds",
     "or_unknown",
     "rate",
@@ -183,3 +184,8 @@ def milliseconds(seconds: float) -> str:
 def or_unknown(value: int | None, text: Callable[[int], str]) -> str:
     """A figure that not every system tells."""
     return "unknown" if value is None else text(value)
+
+
+def load(average: float | None) -> str:
+    """How busy the machine was."""
+    return "unknown" if average is None else f"{average:.1f} before the run"

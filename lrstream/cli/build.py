@@ -42,6 +42,9 @@ where training finds it. With --output it is written to a file instead.
 The result appears complete or not at all. Other processes that need the same sidecar meanwhile wait
 for it.
 
+With --checksums every picture is read as well, once, and a checksum is kept of all that training fetches
+for an episode. Training then notices every byte that is changed where it lies or on its way.
+
 A build that was interrupted, in whatever way, is continued by the same command. Files that have not
 changed are taken from an earlier sidecar of the dataset, if the cache or what is published has one.
 
@@ -54,6 +57,7 @@ With --scheduler the files are indexed by the processes of a Dask cluster, and t
         "lrstream build ./demo",
         "lrstream build OWNER/NAME --revision v3.0",
         "lrstream build OWNER/NAME --push",
+        "lrstream build ./demo --checksums",
         "lrstream build ./demo -o demo.npz",
         "lrstream build ./demo -o new.npz --base demo.npz",
         "lrstream build ./demo --episodes 0-3,7,10- -o some.npz --json",
@@ -137,6 +141,10 @@ def build(
             help="Take files that have not changed from this sidecar of another revision.",
         ),
     ] = None,
+    checksums: Annotated[
+        bool,
+        typer.Option("--checksums", help="Make checksums of the payload, too, which reads every video once."),
+    ] = False,
     push: Annotated[
         bool, typer.Option("--push", help="Publish it beside the dataset afterwards (see publish).")
     ] = False,
@@ -177,6 +185,7 @@ def build(
             base=base,
             scheduler=scheduler,
             lock_timeout_s=lock_timeout,
+            checksums=checksums,
             progress=progress,
         )
         pushed = publish_built(result.path) if push and result.path is not None else None
@@ -197,8 +206,21 @@ def build(
                 facts.append(("read", f"{megabytes(result.bytes_read)} in {count(result.requests)} requests"))
                 if result.reused:
                     facts.append(("unchanged", f"{count(result.reused)} files, not read again"))
+            if result.checksums is not None:
+                made = result.checksums
+                spans = f"{count(made.num_spans)} spans in {count(made.num_files)} files"
+                facts += [("checksums", str(made.path)), ("of", spans)]
+                if made.num_reused < made.num_files:
+                    facts.append(("payload", f"{megabytes(made.bytes_read)} read"))
+                if made.num_verified:
+                    facts.append(("verified", f"{count(made.num_verified)} files have their listed hash"))
+                if made.num_without_span:
+                    facts.append(("without span", f"{count(made.num_without_span)} episodes left out"))
             if pushed is not None:
                 facts.append(("published", f"{pushed.report.path} ({ACTIONS[pushed.report.action]})"))
+                if pushed.report.checksums is not None:
+                    published = pushed.report.checksums
+                    facts.append(("published", f"{published.path} ({ACTIONS[published.action]})"))
             screen.facts([*facts, ("time", f"{result.elapsed_s:.2f} s")])
             if result.shard is not None:
                 screen.line(f"When all are built: lrstream convert --merge {quote(str(result.path.parent))}")

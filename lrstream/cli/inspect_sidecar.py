@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,9 @@ from lrstream.cli.output import Answer, jsonable
 from lrstream.cli.progress import ProgressLine
 from lrstream.cli.runner import run_command
 from lrstream.cli.screen import Column, Screen, count, megabytes
+
+if TYPE_CHECKING:
+    from lrstream.commands.inspect_sidecar import ChecksumsInside
 
 __all__ = ["TEXTS", "sidecar"]
 
@@ -72,6 +75,7 @@ def sidecar(
                     ("frames", count(report.num_frames)),
                     ("complete", "yes, every array is there and valid"),
                     ("publishable", f"no: {no}" if no else "yes, once validated against its dataset"),
+                    ("checksums", _checksums(report.checksums)),
                 ]
             )
             screen.line()
@@ -98,3 +102,10 @@ def sidecar(
         return Answer(result=jsonable(report), show=show)
 
     run_command("inspect.sidecar", CommonOptions(as_json, quiet, verbose, debug, cache_dir), work)
+
+
+def _checksums(found: ChecksumsInside | None) -> str:
+    if found is None:
+        return "none of the payload"
+    spans = f"{count(found.num_spans)} spans in {count(found.num_files)} files, {megabytes(found.size_bytes)}"
+    return f"not used: {found.not_used_because}" if found.not_used_because else spans

@@ -35,6 +35,8 @@ Publish a sidecar beside its dataset on the Hub, so that nobody else has to buil
 SIDECAR must be valid and cover the complete dataset as it is now. It goes to the branch lerobot-sidecars
 of a dataset repository, or to meta/mp4-sidecars/ in a bucket. No other branch and no tag is touched.
 
+Payload checksums beside it (build --checksums) are published with it, in the same commit.
+
 Write access is checked first. If the same bytes, or another valid sidecar of the same snapshot, are
 published already, nothing is written.
 """,
@@ -88,6 +90,10 @@ def publish(
             ]
             if report.branch_created:
                 facts.append(("branch", "would be created" if dry_run else "created"))
+            if report.checksums is not None:
+                facts.append(("checksums", f"{report.checksums.path} ({ACTIONS[report.checksums.action]})"))
+            if report.checksums_refused is not None:
+                facts.append(("checksums", f"not published: {report.checksums_refused}"))
             if report.commit is not None:
                 facts.append(("commit", report.commit))
             screen.facts([*facts, ("time", f"{result.elapsed_s:.2f} s")])

@@ -8,6 +8,7 @@ alone.
 from __future__ import annotations
 
 import os
+import shutil
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ __all__ = ["Column", "Screen", "count", "is_plain_terminal", "make_encodable", "
 
 # Wide enough for any line when nobody's terminal limits it: what is piped is never cut.
 _UNLIMITED_COLUMNS = 100_000
+# Text may be folded down to this; between two columns there is so much space.
+_LEAST_TEXT_CHARS = 8
+_GAP_CHARS = 3
 
 
 def printable(text: str) -> str:
@@ -93,7 +97,13 @@ class Screen:
             self.line(f"{name:<{width}}  {value}")
 
     def table(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-        """A table; frame lines fall back to ASCII where the stream's encoding has no others."""
+        """A table; frame lines fall back to ASCII where the stream's encoding has no others.
+
+        On a terminal too narrow for its numbers, each row becomes some lines instead: ``title: cell``.
+        """
+        if self._is_too_narrow(columns, rows):
+            self._stacked(columns, rows)
+            return
         from rich import box
         from rich.table import Table
         from rich.text import Text
@@ -109,6 +119,21 @@ class Screen:
         for row in rows:
             table.add_row(*(Text(redact(printable(cell))) for cell in row))
         self._console().print(table)
+
+    def _is_too_narrow(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> bool:
+        if not self._stream.isatty():
+            return False
+        needed = 0
+        for number, column in enumerate(columns):
+            widest = max(len(text) for text in (column.title, *(row[number] for row in rows)))
+            needed += (widest if column.is_number else min(widest, _LEAST_TEXT_CHARS)) + _GAP_CHARS
+        return needed - _GAP_CHARS > shutil.get_terminal_size().columns
+
+    def _stacked(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+        for row in rows:
+            for column, cell in zip(columns, row, strict=True):
+                if cell:
+                    self.line(f"{column.title}: {cell}")
 
     def problem(self, problem: ProblemLike) -> None:
         """One problem in a few lines: severity and place, message, remedy."""

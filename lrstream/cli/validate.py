@@ -42,7 +42,10 @@ Of a dataset, every episode must have its rows, and every camera exactly its pic
 The sidecar that training would find in the cache is checked as well. Where there is none, the videos
 are indexed for this check; nothing is kept.
 
-With --deep every video is indexed again and compared with the sidecar. Every codec must have a decoder
+Payload checksums beside the sidecar must belong to it and cover every episode.
+
+With --deep every video is indexed again and compared with the sidecar, and the payload of every episode
+with its checksum, if there are checksums. Every codec must have a decoder
 here, and the pictures of some episodes (--sample) are decoded both through the sidecar and from the whole
 file in order; they must be equal.
 
@@ -81,7 +84,7 @@ def validate(
         bool,
         typer.Option(
             "--deep",
-            help="Index every video again and compare with the sidecar; decode pictures both ways.",
+            help="Index every video again; compare sidecar and checksums with it; decode pictures both ways.",
         ),
     ] = False,
     sample: Annotated[
@@ -148,6 +151,11 @@ def validate(
             if result.episodes is not None:
                 rows_too = " with their rows" if result.rows else ""
                 facts.append(("episodes", f"{count(result.episodes)}{rows_too}"))
+            if result.checksums is not None:
+                number = result.spans_with_checksum
+                spans = "unusable" if number is None else f"of {count(number)} spans"
+                compared = f", {count(result.spans_compared)} compared with the payload" if deep else ""
+                facts.append(("checksums", f"{spans}{compared}"))
             if pictures is not None:
                 names = ", ".join(f"{item.codec}: {item.decoder or 'none'}" for item in pictures.decoders)
                 facts.append(("decoders", f"{names or 'not needed'} (PyAV {pictures.pyav})"))

@@ -19,6 +19,7 @@ from lrstream.layout.episodes import EpisodeTable
 from lrstream.layout.layout import resolve_selection
 from lrstream.sidecar.archive import ArchiveReader
 from lrstream.sidecar.build import DEFAULT_WORKERS, BuildProgress, BuildReport
+from lrstream.sidecar.checksum_build import ChecksumReport, build_checksums
 from lrstream.sidecar.elsewhere import SourceIndexer
 from lrstream.sidecar.resolve import DEFAULT_LOCK_TIMEOUT_S, Origin, build_locked, resolve_sidecar
 from lrstream.sidecar.resumable import BuildOptions
@@ -45,6 +46,7 @@ class BuildResult:
         reused: Files taken from an interrupted build or an earlier sidecar instead of being read.
         elapsed_s: Duration of the whole command.
         shard: Which part of the dataset it is, ``I/N``; None if it was not built as a shard.
+        checksums: What was done for payload checksums; None if they were not asked for.
     """
 
     path: Path | None
@@ -58,6 +60,7 @@ class BuildResult:
     reused: int
     elapsed_s: float
     shard: str | None = None
+    checksums: ChecksumReport | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name."""
@@ -79,6 +82,7 @@ def build_dataset(
     base: Path | None = None,
     scheduler: str | None = None,
     lock_timeout_s: float = DEFAULT_LOCK_TIMEOUT_S,
+    checksums: bool = False,
     progress: Progress = no_progress,
 ) -> BuildResult:
     """Find or build the sidecar of a dataset.
@@ -98,6 +102,7 @@ def build_dataset(
         scheduler: Dask scheduler whose processes do the indexing; `lrstream.sidecar.cluster.LOCAL` starts
             some here. Then `workers` is per process of the cluster.
         lock_timeout_s: How long to wait for another process that builds the same sidecar.
+        checksums: Make payload checksums too, which reads every video.
         progress: Told about finished files.
 
     Raises:
@@ -110,6 +115,11 @@ def build_dataset(
     spec = None if episodes is None else parse_episode_spec(episodes)
     if shard is not None and spec is not None:
         raise UsageError("A shard is a part of the complete dataset; episodes cannot be chosen as well.")
+    if shard is not None and checksums:
+        raise UsageError(
+            "Checksums are made for a whole sidecar, not for a shard.",
+            hint="Merge all shards first, then build with --checksums.",
+        )
     _check_output(output, spec)
     if base is not None:
         ArchiveReader(base).close()
@@ -171,6 +181,23 @@ def build_dataset(
                 options=replace(options, reuse=False) if force else options,
                 paths=None if len(files) == len(all_files) else files,
             )
+    made = None
+    if checksums and path is not None:
+
+        def tell_read(done: int, total: int) -> None:
+            progress(done >> 20, total >> 20, "MiB read for checksums")
+
+        made = build_checksums(
+            dataset.store,
+            dataset.layout,
+            path,
+            positions=positions,
+            workers=workers,
+            lock_timeout_s=lock_timeout_s,
+            progress=tell_read,
+            force=force,
+            resume=resume,
+        )
     return BuildResult(
         path=path,
         origin=origin,
@@ -183,6 +210,7 @@ def build_dataset(
         reused=report.num_reused if report is not None else 0,
         elapsed_s=time.monotonic() - started_s,
         shard=None if shard is None else str(shard),
+        checksums=made,
     )
 
 

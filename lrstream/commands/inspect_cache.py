@@ -10,16 +10,17 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from lrstream.commands.inspect_figures import finding
 from lrstream.commands.inspect_locks import CACHE_DIRECTORIES
-from lrstream.errors import LrstreamError
+from lrstream.errors import LrstreamError, SidecarError
 from lrstream.index.format import FORMAT_VERSION
 from lrstream.index.generation import list_generations
 from lrstream.sidecar.archive import ArchiveReader
+from lrstream.sidecar.checksum_file import CHECKSUMS_SUFFIX, ChecksumFile, sidecar_of
 from lrstream.sidecar.identity import SCHEMA_VERSION, SidecarIdentity
 from lrstream.sidecar.install import leftovers
 from lrstream.sidecar.journal import JOURNAL_SUFFIX
@@ -39,7 +40,7 @@ __all__ = [
 DEFAULT_IDLE_S = 7 * 86400.0
 """Superseded files stay this long: workers that were started before may still open them."""
 
-EntryKind = Literal["sidecar", "index", "unfinished", "other"]
+EntryKind = Literal["sidecar", "checksums", "index", "unfinished", "other"]
 
 _SIDECARS, _INDEXES = CACHE_DIRECTORIES
 _FAMILY = f"lrstream-arrow-{FORMAT_VERSION}"
@@ -51,8 +52,9 @@ class CacheEntry:
 
     Attributes:
         path: The file; a directory where it is not lrstream's.
-        kind: ``sidecar``, ``index`` (one generation of a mapped index), ``unfinished`` (a file or journal
-            of a build under way, or left by one that ended early), or ``other``.
+        kind: ``sidecar``, ``checksums`` (of the payload, beside their sidecar), ``index`` (one generation of
+            a mapped index), ``unfinished`` (a file or journal of a build under way, or left by one that ended
+            early), or ``other``.
         size_bytes: Its size.
         last_used: Last read or write that the file system noted, seconds since the epoch; of a sidecar,
             those of its indexes, through which it is used.
@@ -63,7 +65,7 @@ class CacheEntry:
         repo_id: Dataset of a sidecar.
         revision: Revision of a sidecar.
         data_root: Where that dataset is.
-        archive: Sidecar of a mapped index.
+        archive: Sidecar of a mapped index or of checksums.
     """
 
     path: Path
@@ -122,7 +124,8 @@ def inspect_cache(*, idle_s: float = DEFAULT_IDLE_S, home: Path | None = None) -
     now = time.time()
     linked = [home / name for name in CACHE_DIRECTORIES if (home / name).is_symlink()]
     indexes = _indexes(home, now, idle_s)
-    found = [*_sidecars(home, now, idle_s, indexes), *indexes]
+    sidecars = _sidecars(home, now, idle_s, indexes)
+    found = [*sidecars, *_checksums(home, now, idle_s, sidecars), *indexes]
     for name in CACHE_DIRECTORIES:
         found += _unfinished(home / name)
     found += _journals(home, now, idle_s)
@@ -156,9 +159,12 @@ def inspect_cache(*, idle_s: float = DEFAULT_IDLE_S, home: Path | None = None) -
 
 def lock_of(path: Path) -> Path:
     """The lock that is held while a file of the caches is made."""
+    guarded = path.with_name(path.name.removesuffix(JOURNAL_SUFFIX))
+    if guarded.name.endswith(CHECKSUMS_SUFFIX):
+        return lock_path(sidecar_of(guarded))
     if path.suffix == ".arrow":
         return path.parent / ".lock"
-    return lock_path(path.with_name(path.name.removesuffix(JOURNAL_SUFFIX)))
+    return lock_path(guarded)
 
 
 def _files(top: Path) -> Iterator[Path]:
@@ -210,6 +216,40 @@ def _sidecars(home: Path, now: float, idle_s: float, indexes: list[CacheEntry]) 
                     last_used=last_used,
                 )
             )
+    return entries
+
+
+def _checksums(home: Path, now: float, idle_s: float, sidecars: list[CacheEntry]) -> list[CacheEntry]:
+    """Payload checksums: worth as much as the sidecars that they belong to."""
+    known = {entry.path: entry for entry in sidecars}
+    entries: list[CacheEntry] = []
+    for path in _files(home / _SIDECARS):
+        if not path.name.endswith(CHECKSUMS_SUFFIX):
+            continue
+        with _unless_gone():
+            sidecar = known.get(sidecar_of(path))
+            try:
+                ChecksumFile(path, remove_damaged=False).close()
+            except SidecarError as error:
+                entries.append(_entry(path, "checksums", "damaged", error.message, is_removable=True))
+                continue
+            except LrstreamError as error:
+                entries.append(_entry(path, "checksums", "current", error.message))
+                continue
+            # Their own time of access says little: looking at them here is one.
+            last_used = path.stat().st_mtime if sidecar is None else sidecar.last_used
+            state, reason, is_removable = "current", "", False
+            if sidecar is None:
+                state, reason = "orphan", "the sidecar that they belong to is gone"
+                is_removable = now - last_used >= idle_s
+            elif sidecar.state == "superseded":
+                state, reason = "superseded", "their sidecar is superseded"
+                is_removable = sidecar.is_removable
+            entry = _entry(path, "checksums", state, reason, is_removable=is_removable, last_used=last_used)
+            if sidecar is not None:
+                facts = {name: getattr(sidecar, name) for name in ("repo_id", "revision", "data_root")}
+                entry = replace(entry, archive=sidecar.path, **facts)
+            entries.append(entry)
     return entries
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from lrstream.index.export import TrackCollection
 from lrstream.index.open import MappedIndex
 from lrstream.mp4.track import TrackIndex
 from lrstream.sidecar.archive import ArchiveReader
+from lrstream.sidecar.checksum_file import ChecksumFile, checksums_path
 from lrstream.sidecar.identity import SCHEMA_VERSION, SidecarIdentity
 
 __all__ = [
@@ -78,6 +79,25 @@ class SidecarGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class ChecksumsInside:
+    """Payload checksums beside an archive.
+
+    Attributes:
+        path: The file.
+        size_bytes: Its size.
+        num_files: Source files that it covers.
+        num_spans: Spans of episodes that it covers.
+        not_used_because: Why training does not use it; None if it does.
+    """
+
+    path: Path
+    size_bytes: int
+    num_files: int
+    num_spans: int
+    not_used_because: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class SidecarReport:
     """A sidecar from inside.
 
@@ -101,6 +121,7 @@ class SidecarReport:
         bytes_per_frame_of_index: Size of this file for each coded picture.
         groups: Source files by codec and picture size.
         sources: Every source file.
+        checksums: Payload checksums beside the archive; None if there are none.
     """
 
     path: Path
@@ -122,6 +143,7 @@ class SidecarReport:
     bytes_per_frame_of_index: float
     groups: tuple[SidecarGroup, ...]
     sources: tuple[SourceReport, ...]
+    checksums: ChecksumsInside | None = None
 
 
 @contextmanager
@@ -198,6 +220,7 @@ def inspect_sidecar(path: Path) -> SidecarReport:
         bytes_per_frame_of_index=size_bytes / num_frames if num_frames else 0.0,
         groups=tuple(_group(members) for _, members in sorted(figures.items())),
         sources=tuple(sources),
+        checksums=_checksums(path, identity) if kind == "npz" else None,
     )
 
 
@@ -215,6 +238,20 @@ def refusals_to_publish(identity: SidecarIdentity) -> list[str]:
     if identity.data_root.startswith("hf://datasets/"):
         return ["its data root is not pinned to a commit"]
     return [f"its data root {identity.data_root} is not on the Hub"]
+
+
+def _checksums(archive: Path, identity: SidecarIdentity) -> ChecksumsInside | None:
+    path = checksums_path(archive)
+    num_files = num_spans = 0
+    try:
+        with closing(ChecksumFile(path, remove_damaged=False)) as checksums:
+            num_files, num_spans = len(checksums), checksums.verify()
+            reason = "; ".join(checksums.mismatches(identity)) or None
+    except NotFoundError:
+        return None
+    except SidecarError as error:
+        reason = error.message
+    return ChecksumsInside(path, path.stat().st_size, num_files, num_spans, reason)
 
 
 def _source(track: TrackIndex, figures: TrackFigures) -> SourceReport:

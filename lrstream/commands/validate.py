@@ -8,6 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lrstream.commands.episode_spec import parse_episode_spec
 from lrstream.commands.opened import OpenedDataset, open_dataset
 from lrstream.commands.progress import Progress, no_progress
@@ -18,6 +21,7 @@ from lrstream.sidecar.build import request_identity
 from lrstream.sidecar.identity import cache_path
 from lrstream.sidecar.problems import Problem, problem_of
 from lrstream.sidecar.validate import validate_archive, validate_dataset, validate_sidecar
+from lrstream.sidecar.validate_checksums import ChecksumCheck, validate_checksums
 from lrstream.storage.home import lerobot_home
 from lrstream.storage.location import RepoType
 
@@ -38,6 +42,9 @@ class ValidateResult:
         num_warnings: Other problems.
         elapsed_s: Duration.
         problems: All of them.
+        checksums: Payload checksums beside the sidecar; None if there are none.
+        spans_with_checksum: Spans of which they have one; None if they cannot be read.
+        spans_compared: Spans whose payload was read and compared with them.
     """
 
     sidecar: Path | None
@@ -49,6 +56,9 @@ class ValidateResult:
     num_warnings: int
     elapsed_s: float
     problems: tuple[Problem, ...]
+    checksums: Path | None = None
+    spans_with_checksum: int | None = None
+    spans_compared: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name, without the problems, which have a place of their own in the document."""
@@ -84,7 +94,7 @@ def validate_target(
         repo_type: What ``OWNER/NAME`` means.
         revision: Branch, tag or commit. None: not compared in a file.
         episodes: Episodes to check, as `parse_episode_spec` takes them; None for all.
-        deep: Index every video again, and compare with the sidecar.
+        deep: Index every video again, and compare with the sidecar; compare payload with its checksums.
         rows: Check the rows of every episode's table. None: only if `target` is a dataset.
         progress: Told about finished files.
 
@@ -110,9 +120,25 @@ def validate_target(
     def tell(done: int, total: int) -> None:
         progress(done, total, "video files")
 
+    def tell_read(done: int, total: int) -> None:
+        progress(done >> 20, total >> 20, "MiB compared with checksums")
+
+    positions: NDArray[np.int64] | None = None
+
     def result(
         sidecar: Path | None, problems: list[Problem], dataset: OpenedDataset | None, num_episodes: int | None
     ) -> ValidateResult:
+        check = ChecksumCheck(None, None, 0, ())
+        if sidecar is not None and not any(problem.code == "archive-invalid" for problem in problems):
+            check = validate_checksums(
+                sidecar,
+                None if dataset is None else dataset.store,
+                None if dataset is None else dataset.layout,
+                positions=positions,
+                deep=deep,
+                progress=tell_read,
+            )
+            problems = [*problems, *check.problems]
         num_errors = sum(problem.severity == "error" for problem in problems)
         return ValidateResult(
             sidecar=sidecar,
@@ -124,6 +150,9 @@ def validate_target(
             num_warnings=len(problems) - num_errors,
             elapsed_s=time.monotonic() - started_s,
             problems=tuple(problems),
+            checksums=check.path,
+            spans_with_checksum=check.num_spans,
+            spans_compared=check.num_compared,
         )
 
     check_rows = rows if rows is not None else not is_file

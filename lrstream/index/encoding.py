@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from lrstream.errors import SidecarError
 
-__all__ = ["CONSTANT", "DENSE", "RUNS", "EncodedArray", "decode", "encode"]
+__all__ = ["CONSTANT", "DENSE", "RUNS", "EncodedArray", "Summary", "decode", "encode", "summarize"]
 
 CONSTANT, DENSE, RUNS = 0, 1, 2
 
@@ -45,6 +45,14 @@ class EncodedArray(NamedTuple):
     base: int
     scale: int
     data: bytes | memoryview
+
+
+class Summary(NamedTuple):
+    """Smallest and largest element of an array, and the sum of all; 0 for an empty one."""
+
+    low: int
+    high: int
+    total: int
 
 
 def encode(values: NDArray[np.int64]) -> EncodedArray:
@@ -77,13 +85,55 @@ def decode(encoded: EncodedArray, length: int) -> NDArray[np.int64]:
     if encoded.kind == CONSTANT:
         return np.broadcast_to(np.int64(encoded.base), (length,))
     if encoded.kind == DENSE:
-        return _frozen(_unpack(encoded, 0, length))
+        return _frozen(_widened(encoded, _stored(encoded, 0, length)))
     if encoded.kind == RUNS:
         return _frozen(_decode_runs(encoded, length))
     raise SidecarError(f"The mapped index holds an array of unknown kind {encoded.kind}.")
 
 
+def summarize(encoded: EncodedArray, length: int) -> Summary:
+    """What `decode` would give, in three numbers: exact, and from the stored bytes alone.
+
+    Raises:
+        SidecarError: `decode` would refuse, or the elements do not fit 64 bits.
+    """
+    if length == 0 or encoded.kind == CONSTANT:
+        low = high = encoded.base if length else 0
+        return Summary(low, high, low * length)
+    if encoded.kind == DENSE:
+        stored = _stored(encoded, 0, length)
+        total = _exact_sum(stored, None)
+    elif encoded.kind == RUNS:
+        starts, stored = _runs(encoded, length)
+        total = _exact_sum(stored, np.diff(starts, append=length))
+    else:
+        raise SidecarError(f"The mapped index holds an array of unknown kind {encoded.kind}.")
+    low, high = (encoded.base + encoded.scale * int(end) for end in (stored.min(), stored.max()))
+    if not -(1 << 63) <= low <= high < 1 << 63:
+        raise _misfit(encoded, length)
+    return Summary(low, high, encoded.base * length + encoded.scale * total)
+
+
+def _exact_sum(stored: NDArray[Any], counts: NDArray[np.int64] | None) -> int:
+    """Sum of stored values, each taken as often as its count says; halves of 32 bits cannot overflow."""
+    if stored.dtype.itemsize < 8:
+        halves = [stored]
+    else:
+        halves = [stored & np.uint64(0xFFFF_FFFF), stored >> np.uint64(32)]
+    sums = [
+        int(half.sum(dtype=np.uint64) if counts is None else (half * counts.astype(np.uint64)).sum())
+        for half in halves
+    ]
+    return sums[0] + (sums[1] << 32 if len(sums) == 2 else 0)
+
+
 def _decode_runs(encoded: EncodedArray, length: int) -> NDArray[np.int64]:
+    starts, stored = _runs(encoded, length)
+    return np.repeat(_widened(encoded, stored), np.diff(starts, append=length))
+
+
+def _runs(encoded: EncodedArray, length: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """First elements of the runs, and the stored value of each."""
     starts_width = _width_of(max(length - 1, 0))
     values_at = _padded(encoded.num_runs * starts_width)
     if not 1 <= encoded.num_runs <= length or values_at > len(encoded.data):
@@ -91,8 +141,7 @@ def _decode_runs(encoded: EncodedArray, length: int) -> NDArray[np.int64]:
     starts = np.frombuffer(encoded.data, f"<u{starts_width}", encoded.num_runs).astype(np.int64)
     if starts[0] != 0 or starts[-1] >= length or (np.diff(starts) <= 0).any():
         raise _misfit(encoded, length)
-    values = _unpack(encoded, values_at, encoded.num_runs)
-    return np.repeat(values, np.diff(starts, append=length))
+    return starts, _stored(encoded, values_at, encoded.num_runs)
 
 
 def _frame(values: NDArray[np.int64]) -> tuple[int, int, int]:
@@ -115,10 +164,13 @@ def _pack(values: NDArray[np.int64], base: int, scale: int, width: int) -> bytes
     return (_above(values, base) // np.uint64(scale)).astype(f"<u{width}").tobytes()
 
 
-def _unpack(encoded: EncodedArray, offset: int, count: int) -> NDArray[np.int64]:
+def _stored(encoded: EncodedArray, offset: int, count: int) -> NDArray[Any]:
     if encoded.width not in _WIDTHS or len(encoded.data) - offset != count * encoded.width:
         raise _misfit(encoded, count)
-    stored: NDArray[Any] = np.frombuffer(encoded.data, f"<u{encoded.width}", count, offset)
+    return np.frombuffer(encoded.data, f"<u{encoded.width}", count, offset)
+
+
+def _widened(encoded: EncodedArray, stored: NDArray[Any]) -> NDArray[np.int64]:
     wide = stored.astype(np.uint64)
     if encoded.scale != 1:
         wide *= np.uint64(encoded.scale)

@@ -18,6 +18,7 @@ one of them, and a reader maps only the batches that it looks into.
 
 from __future__ import annotations
 
+import math
 import zlib
 from typing import Any
 
@@ -26,7 +27,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from lrstream.errors import SidecarError
-from lrstream.index.encoding import EncodedArray, decode, encode
+from lrstream.index.encoding import EncodedArray, Summary, encode, summarize
+from lrstream.index.samples import MappedSamples, StoredSamples, bytes_before
 from lrstream.mp4.track import SampleTable, TrackIndex
 from lrstream.sidecar.identity import SidecarIdentity
 from lrstream.sidecar.members import MAX_SAMPLES
@@ -84,6 +86,10 @@ def _schema() -> pa.Schema:
 
 SCHEMA = _schema()
 
+_CELLS = {name: [f"{name}_{part}" for part in EncodedArray._fields] for name in ENCODED}
+_DATA_CELLS = [name for name in SCHEMA.names if name.endswith("_data") or name in ("ftyp", "stsd_body")]
+_TEXT_CELLS = [name for name in SCHEMA.names if name != "checksum" and name not in _DATA_CELLS]
+
 
 def track_to_row(track: TrackIndex, fingerprint: str | None) -> dict[str, Any]:
     """One row as Python values by column name.
@@ -101,7 +107,7 @@ def track_to_row(track: TrackIndex, fingerprint: str | None) -> dict[str, Any]:
         "sync_first": int(samples.sync_samples[0]),
     }
     sizes, offsets = _int64(samples.sizes_bytes), _int64(samples.offsets_bytes)
-    plain, gapless = encode(offsets), encode(offsets - _before(sizes))
+    plain, gapless = encode(offsets), encode(offsets - bytes_before(sizes))
     row["offsets_contiguous"] = len(gapless.data) < len(plain.data)
     arrays = {
         "durations": encode(_int64(samples.durations_ticks)),
@@ -123,8 +129,10 @@ def track_to_row(track: TrackIndex, fingerprint: str | None) -> dict[str, Any]:
 def track_from_row(row: dict[str, Any]) -> TrackIndex:
     """The track that `track_to_row` was given; arrays are int64 and float64 and read-only.
 
+    Everything is checked here; the arrays are made when they are first looked at.
+
     Args:
-        row: Values by column name; binary columns may be any buffer.
+        row: Values by column name; binary columns may be any buffer, and are referred to.
 
     Raises:
         SidecarError: The row contradicts itself.
@@ -136,29 +144,24 @@ def track_from_row(row: dict[str, Any]) -> TrackIndex:
         raise SidecarError(f"The mapped index gives {row['path']} {count} samples and {num_sync} keyframes.")
     if row["timescale"] < 1:
         raise SidecarError(f"The mapped index gives {row['path']} a timescale of {row['timescale']}.")
-    arrays = {
-        name: EncodedArray(*(row[f"{name}_{part}"] for part in EncodedArray._fields)) for name in ENCODED
-    }
-    durations = decode(arrays["durations"], count)
-    compositions = decode(arrays["compositions"], count)
-    sizes = decode(arrays["sizes"], count)
-    offsets = decode(arrays["offsets"], count)
-    if row["offsets_contiguous"]:
-        offsets = _frozen(offsets + _before(sizes))
-    sync = np.empty(num_sync, np.int64)
-    sync[0] = row["sync_first"]
-    np.cumsum(decode(arrays["sync"], num_sync - 1), out=sync[1:])
-    sync[1:] += sync[0]
-    if row["pts_derived"]:
-        pts = presentation_times_s(durations, compositions, row["timescale"], row["pts_offset_s"])
-    else:
-        if len(row["pts_data"]) != 8 * count:
-            raise SidecarError(
-                f"The mapped index holds {len(row['pts_data'])} bytes of times for {count} samples."
-            )
-        pts = np.require(np.frombuffer(row["pts_data"], "<f8", count), np.float64, ["ALIGNED"])
-    samples = SampleTable(_frozen(pts), durations, compositions, sizes, offsets, _frozen(sync))
-    _check_bounds(samples, row)
+    arrays = {name: EncodedArray(*(row[cell] for cell in cells)) for name, cells in _CELLS.items()}
+    if not row["pts_derived"] and len(row["pts_data"]) != 8 * count:
+        raise SidecarError(
+            f"The mapped index holds {len(row['pts_data'])} bytes of times for {count} samples."
+        )
+    samples = MappedSamples(
+        StoredSamples(
+            num_samples=count,
+            num_sync=num_sync,
+            sync_first=row["sync_first"],
+            timescale=row["timescale"],
+            offsets_contiguous=row["offsets_contiguous"],
+            pts_offset_s=row["pts_offset_s"] if row["pts_derived"] else None,
+            pts_data=row["pts_data"],
+            arrays=arrays,
+        )
+    )
+    _check_bounds(samples, arrays, row)
     scalars = {name: row[name] for name in (*_SCALARS, *_SHARED)}
     return TrackIndex(file_path=row["path"], **scalars, samples=samples)
 
@@ -173,10 +176,8 @@ def identity_checksum(identity: SidecarIdentity) -> str:
 
 def row_checksum(row: dict[str, Any]) -> int:
     """CRC-32 of a row's cells in the order of the schema, numbers and texts first."""
-    names = [name for name in SCHEMA.names if name != "checksum"]
-    data = [name for name in names if name.endswith("_data") or name in ("ftyp", "stsd_body")]
-    crc = zlib.crc32(_text([str(row[name]) for name in names if name not in data]))
-    for name in data:
+    crc = zlib.crc32(_text([str(row[name]) for name in _TEXT_CELLS]))
+    for name in _DATA_CELLS:
         crc = zlib.crc32(row[name], zlib.crc32(len(row[name]).to_bytes(8, "little"), crc))
     return crc
 
@@ -208,34 +209,43 @@ def derivable_offset_s(samples: SampleTable, timescale: int) -> float | None:
     return None
 
 
-def _check_bounds(samples: SampleTable, row: dict[str, Any]) -> None:
-    """Nothing that is read later may lie outside its file: a damaged index must not pass for a good one."""
-    ends = samples.offsets_bytes + samples.sizes_bytes
-    sync = samples.sync_samples
+def _check_bounds(samples: SampleTable, arrays: dict[str, EncodedArray], row: dict[str, Any]) -> None:
+    """Nothing that is read later may lie outside its file: a damaged index must not pass for a good one.
+
+    From the stored form alone, and every array is found to fit its description, so that widening one
+    later cannot fail.
+    """
+    count, steps = row["num_samples"], row["num_sync"] - 1
+    for name in ("durations", "compositions"):
+        summarize(arrays[name], count)
+    sizes, offsets = summarize(arrays["sizes"], count), summarize(arrays["offsets"], count)
+    sync = summarize(arrays["sync"], steps)
+    if row["pts_derived"]:
+        finite = math.isfinite(row["pts_offset_s"])
+    else:
+        finite = bool(np.isfinite(samples.pts_s).all())
     if (
-        int(samples.sizes_bytes.min()) < 0
-        or int(samples.offsets_bytes.min()) < 0
-        or max(map(int, (samples.sizes_bytes.max(), samples.offsets_bytes.max(), ends.max())))
-        > row["file_size"]
-        or int(sync[0]) < 0
-        or int(sync[-1]) >= samples.num_samples
-        or (np.diff(sync) <= 0).any()
-        or not np.isfinite(samples.pts_s).all()
+        not finite
+        or sizes.low < 0
+        or row["sync_first"] < 0
+        or (steps and sync.low < 1)
+        or row["sync_first"] + sync.total >= count
+        or not (_surely_inside(offsets, sizes, row) or _inside(samples, row["file_size"]))
     ):
         raise SidecarError(f"The mapped index has values for {row['path']} that lie outside the file.")
 
 
-def _before(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Bytes of all samples before each one, int64."""
-    before: NDArray[np.int64] = np.cumsum(sizes)
-    before -= sizes
-    return before
+def _surely_inside(offsets: Summary, sizes: Summary, row: dict[str, Any]) -> bool:
+    """Whether the sums alone show that all samples are inside; in files with much else they may not."""
+    longest = sizes.total if row["offsets_contiguous"] else sizes.high
+    return offsets.low >= 0 and offsets.high + longest <= row["file_size"]
+
+
+def _inside(samples: SampleTable, file_size: int) -> bool:
+    offsets, sizes = samples.offsets_bytes, samples.sizes_bytes
+    highest = max(map(int, (sizes.max(), offsets.max(), (offsets + sizes).max())))
+    return int(offsets.min()) >= 0 and highest <= file_size
 
 
 def _int64(array: NDArray[Any]) -> NDArray[np.int64]:
     return np.ascontiguousarray(array, dtype=np.int64)
-
-
-def _frozen(array: NDArray[Any]) -> NDArray[Any]:
-    array.flags.writeable = False
-    return array

@@ -94,7 +94,7 @@ class IndexDirectory:
 
 def content_key(reader: ArchiveReader) -> str:
     """Key of an archive's content: 32 hex digits from its directory of members."""
-    return hashlib.sha256(reader.directory_listing()).hexdigest()[:32]
+    return reader.content_digest()[:32]
 
 
 def list_generations(home: Path) -> list[Generation]:

@@ -7,7 +7,9 @@ pages.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import mmap
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 import pyarrow as pa
 
 from lrstream.errors import AccessError, LrstreamError, NotFoundError, SidecarError
+from lrstream.index.batch import BatchRows
 from lrstream.index.convert import convert
 from lrstream.index.format import FORMAT_VERSION, SCHEMA, identity_checksum, track_from_row
 from lrstream.index.from_archive import ArchiveIndex
@@ -40,6 +43,9 @@ _METADATA = frozenset(
 
 _REMOVED = "It was removed: open the dataset again, and it is made again from the sidecar."
 _REMAKE = "Remove this file; it will be made again from the sidecar."
+
+# Records read between two times that mapped pages are given back.
+_READS_PER_RELEASE = 16
 
 Result = TypeVar("Result")
 
@@ -85,32 +91,42 @@ class _Mapping(RecordCache):
 
     def __init__(self) -> None:
         super().__init__()
-        self.file: pa.MemoryMappedFile | None = None
         self.reader: pa.ipc.RecordBatchFileReader | None = None
-        self._batches: dict[int, pa.RecordBatch] = {}
+        self._memory: mmap.mmap | None = None
+        self._batches: dict[int, BatchRows] = {}
+        self._num_reads = 0
 
     def open(self, path: Path) -> pa.ipc.RecordBatchFileReader:
         if self.reader is None:
             try:
-                self.file = pa.memory_map(str(path))
-                self.reader = pa.ipc.open_file(self.file)
+                with path.open("rb") as file:
+                    self._memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                self.reader = pa.ipc.open_file(pa.py_buffer(self._memory))
             except FileNotFoundError as error:
                 raise NotFoundError(f"There is no mapped index at {path}.", path=str(path)) from error
-            except (OSError, pa.ArrowException) as error:
+            except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: there is nothing to map
                 raise SidecarError(
                     f"The mapped index {path} cannot be opened: {error}.", path=str(path)
                 ) from error
         return self.reader
 
-    def batch(self, number: int) -> pa.RecordBatch:
+    def batch(self, number: int) -> BatchRows:
         batch = self._batches.get(number)
         if batch is None:
             assert self.reader is not None
-            batch = self.reader.get_batch(number)
-            # Offsets inside the columns are checked once; afterwards cells can be sliced safely.
-            batch.validate(full=True)
-            self._batches[number] = batch
+            batch = self._batches[number] = BatchRows(self.reader.get_batch(number))
         return batch
+
+    def note_read(self) -> None:
+        """Give pages back from time to time.
+
+        A system maps far more around a page than is read, up to 2 MiB, and counts it as this process's
+        memory. Pages given back stay in the system's cache, for all processes.
+        """
+        self._num_reads += 1
+        if self._num_reads % _READS_PER_RELEASE == 0 and self._memory is not None:
+            with contextlib.suppress(OSError):  # only a hint
+                self._memory.madvise(mmap.MADV_DONTNEED)
 
 
 class MappedIndex:
@@ -217,31 +233,26 @@ class MappedIndex:
         if found is None:
             return None
         batch, place = found
-        row: dict[str, Any] = {}
-        for number, name in enumerate(SCHEMA.names):
-            cell = batch.column(number)[place]
-            # Arrays stay where they are mapped; only scalars become Python objects.
-            row[name] = cell.as_buffer() if name.endswith("_data") else cell.as_py()
-        return track_from_row(row)
+        track = track_from_row(batch.row(place))
+        mapping.note_read()
+        return track
 
     def _read_fingerprint(self, mapping: _Mapping, file_path: str) -> str | None:
         found = _find(mapping, mapping.open(self.path).num_record_batches, file_path)
         if found is None:
             return None
         batch, place = found
-        fingerprint: str | None = batch.column(SCHEMA.names.index("fingerprint"))[place].as_py()
-        return fingerprint
+        return batch.fingerprint(place)
 
     def _column(self, name: str) -> list[Any]:
         mapping = self._mapping.get()
         with mapping.lock:
             reader = mapping.open(self.path)
-            number = SCHEMA.names.index(name)
 
             def read() -> list[Any]:
                 values: list[Any] = []
                 for batch in range(reader.num_record_batches):
-                    values += mapping.batch(batch).column(number).to_pylist()
+                    values += mapping.batch(batch).column(name)
                 return values
 
             return self._guarded(read)
@@ -343,24 +354,23 @@ def _open_if_valid(generation: Path) -> MappedIndex | None:
         return None
 
 
-def _find(mapping: _Mapping, num_batches: int, path: str) -> tuple[pa.RecordBatch, int] | None:
+def _find(mapping: _Mapping, num_batches: int, path: str) -> tuple[BatchRows, int] | None:
     """Batch and row of a path, by binary search over batches and then rows."""
     low, high = 0, num_batches
     while high - low > 1:
         middle = (low + high) // 2
-        if mapping.batch(middle).column(0)[0].as_py() <= path:
+        if mapping.batch(middle).path(0) <= path:
             low = middle
         else:
             high = middle
     if num_batches == 0:
         return None
     batch = mapping.batch(low)
-    paths = batch.column(0)
-    low, high = 0, len(paths)
+    low, high = 0, len(batch)
     while low < high:
         middle = (low + high) // 2
-        if paths[middle].as_py() < path:
+        if batch.path(middle) < path:
             low = middle + 1
         else:
             high = middle
-    return (batch, low) if low < len(paths) and paths[low].as_py() == path else None
+    return (batch, low) if low < len(batch) and batch.path(low) == path else None

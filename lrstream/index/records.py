@@ -5,15 +5,14 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
-import numpy as np
-
 from lrstream.mp4.track import TrackIndex
 
 __all__ = ["RecordCache"]
 
-# Decoded records kept by each process. Decoding one again costs about a millisecond for 100,000
-# pictures, so this only spares work when neighbouring episodes are planned one after the other.
-_CACHE_BYTES = 64 << 20
+# Records kept by each process, by what their arrays take once all are made. Making them again costs about
+# a millisecond for 100,000 pictures, so this only spares work when neighbouring episodes are planned one
+# after the other.
+_CACHE_BYTES = 32 << 20
 
 
 class RecordCache:
@@ -39,7 +38,5 @@ class RecordCache:
 
 
 def _memory(record: TrackIndex) -> int:
-    """Bytes of the arrays that were widened; a broadcast constant takes none."""
-    samples = record.samples
-    arrays = (getattr(samples, name) for name in samples.__slots__)
-    return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray) and any(array.strides))
+    """Bytes of the arrays, made or not."""
+    return 8 * 5 * record.samples.num_samples

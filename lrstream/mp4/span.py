@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from lrstream.errors import TimestampError
 from lrstream.mp4.track import SampleTable
 
-__all__ = ["Span", "SpanFinder", "episode_span", "is_reordered", "padding_s"]
+__all__ = ["Span", "SpanFinder", "Spans", "episode_span", "is_reordered", "padding_s", "reduced"]
 
 _MIN_PADDING_S = 0.1
 _PADDING_RATIO = 0.05
@@ -46,6 +47,15 @@ class Span:
     def num_bytes(self) -> int:
         """Length of the byte range."""
         return self.stop_byte - self.start_byte
+
+
+class Spans(NamedTuple):
+    """Many spans of one file, a column for each attribute of `Span`; int64[k]."""
+
+    first_sample: NDArray[np.int64]
+    stop_sample: NDArray[np.int64]
+    start_byte: NDArray[np.int64]
+    stop_byte: NDArray[np.int64]
 
 
 def is_reordered(samples: SampleTable) -> bool:
@@ -132,6 +142,63 @@ class SpanFinder:
         ends = offsets + self._samples.sizes_bytes[first:stop]
         return Span(first, stop, int(offsets.min()), int(ends.max()))
 
+    def find_all(self, from_s: NDArray[np.float64], to_s: NDArray[np.float64]) -> Spans:
+        """`find` of many intervals at once, float64[k] each; equal to it span by span.
+
+        Raises:
+            TimestampError: As `find`, for the first interval that has none; ``fields["interval"]`` is its
+                place.
+        """
+        presented = self._presented_s
+        with np.errstate(invalid="ignore"):  # what is not finite is refused below
+            inside = np.searchsorted(presented, from_s - _SLACK_S), np.searchsorted(presented, to_s)
+            padding = np.maximum(_MIN_PADDING_S, _PADDING_RATIO * (to_s - from_s))
+        good = np.isfinite(from_s) & np.isfinite(to_s) & (from_s < to_s) & (inside[0] < inside[1])
+        for place in np.flatnonzero(~good)[:1].tolist():
+            try:
+                self.find(float(from_s[place]), float(to_s[place]))
+            except TimestampError as error:
+                error.fields["interval"] = place
+                raise
+        low = np.searchsorted(presented, from_s - padding)
+        high = np.searchsorted(presented, to_s + padding, side="right")
+        if self._order is None:
+            first_wanted, last_wanted = low, high - 1
+        else:
+            first_wanted = reduced(np.minimum, self._order, low, high)
+            last_wanted = reduced(np.maximum, self._order, low, high)
+        sync = self._samples.sync_samples
+        first = self._starts(first_wanted, presented[low])
+        if self._reordered:
+            ends = np.append(sync, self._samples.num_samples)
+            stop = ends[np.searchsorted(sync, last_wanted, side="right")]
+        else:
+            stop = last_wanted + 1
+        return Spans(first, stop.astype(np.int64, copy=False), *self._bytes(first, stop))
+
+    def _bytes(
+        self, first: NDArray[np.int64], stop: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """First byte, and end of the bytes, of the samples between each pair of bounds."""
+        offsets = self._samples.offsets_bytes.astype(np.int64, copy=False)
+        ends = offsets + self._samples.sizes_bytes
+        if (offsets[1:] >= ends[:-1]).all():  # as in nearly every file: bytes follow the decoding order
+            return offsets[first], ends[stop - 1]
+        return reduced(np.minimum, offsets, first, stop), reduced(np.maximum, ends, first, stop)
+
+    def _starts(
+        self, first_wanted: NDArray[np.integer], first_wanted_s: NDArray[np.float64]
+    ) -> NDArray[np.int64]:
+        """`_start` of many, int64[k]."""
+        sync = self._samples.sync_samples
+        at = np.searchsorted(sync, first_wanted, side="right") - 1
+        late = np.flatnonzero(at >= 0)
+        while len(late):
+            late = late[self._sync_pts_s[at[late]] > first_wanted_s[late]]
+            at[late] -= 1
+            late = late[at[late] >= 0]
+        return np.where(at >= 0, sync[np.maximum(at, 0)], 0).astype(np.int64)
+
     def _start(self, first_wanted: int, first_wanted_s: float) -> int:
         """Last sync sample decoded by ``first_wanted`` and presented by ``first_wanted_s``."""
         at = int(np.searchsorted(self._samples.sync_samples, first_wanted, side="right")) - 1
@@ -148,3 +215,19 @@ class SpanFinder:
         sync = self._samples.sync_samples
         at = int(np.searchsorted(sync, sample, side="right"))
         return int(sync[at]) if at < len(sync) else self._samples.num_samples
+
+
+def reduced(
+    ufunc: np.ufunc, values: NDArray[np.integer], first: NDArray[np.integer], stop: NDArray[np.integer]
+) -> NDArray[np.int64]:
+    """``ufunc.reduce(values[first:stop])`` for each pair of bounds, int64[k]; ranges may overlap, none empty.
+
+    One pass over the values when ranges follow each other, as those of a file's episodes do.
+    """
+    order = np.argsort(first, kind="stable")
+    bounds = np.stack((first[order], stop[order]), axis=1).ravel()
+    # A bound may be the end of the values, where reduceat wants an element.
+    padded = np.append(values, values[-1:])
+    found = np.empty(len(first), dtype=np.int64)
+    found[order] = ufunc.reduceat(padded, bounds)[::2]
+    return found

@@ -23,12 +23,76 @@ from lrstream.errors import MalformedMp4Error, TransferError, UsageError
 from lrstream.mp4.span import Span
 from lrstream.mp4.track import TrackIndex
 
-__all__ = ["mini_mp4", "mini_mp4_header", "mini_mp4_size", "mini_mp4_time_offset_s"]
+__all__ = [
+    "MAX_PLAIN_PAYLOAD_BYTES",
+    "HeaderCounts",
+    "header_size",
+    "mini_mp4",
+    "mini_mp4_header",
+    "mini_mp4_size",
+    "mini_mp4_time_offset_s",
+]
 
 _U32_MAX = 0xFFFF_FFFF
 _DEFAULT_FTYP = struct.pack(">I4s4sI4s4s", 24, b"ftyp", b"isom", 0x200, b"isom", b"iso2")
 
+MAX_PLAIN_PAYLOAD_BYTES = 1 << 31
+"""Up to this size a payload needs neither 64-bit chunk offsets nor a 64-bit size: no header is that long."""
+
 _Int64 = NDArray[np.int64]
+_Count = NDArray[np.int64] | int
+
+
+class HeaderCounts(NamedTuple):
+    """What the size of a header follows from, for one span or, as arrays int64[k], for many.
+
+    Attributes:
+        duration_ticks: Sum of all durations.
+        num_samples: Samples.
+        num_sync: Keyframes among them.
+        duration_runs: Runs of equal durations.
+        offset_runs: Runs of equal composition offsets as written; 0 where all are 0.
+        has_sizes: Whether samples differ in size, so that each size is stored.
+        num_chunks: Chunks, that is runs of samples with nothing in between.
+        chunk_runs: Runs of chunks with equally many samples.
+    """
+
+    duration_ticks: _Count
+    num_samples: _Count
+    num_sync: _Count
+    duration_runs: _Count
+    offset_runs: _Count
+    has_sizes: NDArray[np.bool_] | bool
+    num_chunks: _Count
+    chunk_runs: _Count
+
+
+def header_size(
+    track: TrackIndex, counts: HeaderCounts, *, wide_offsets: bool = False, mdat_header_size: int = 8
+) -> _Int64:
+    """Bytes before the payload, by counting: sizes of many episodes are asked for where few are fetched.
+
+    Args:
+        track: Index of the source file.
+        counts: Of one span or of many.
+        wide_offsets: Whether chunk offsets take 64 bits.
+        mdat_header_size: 8, or 16 where the payload's size takes 64 bits.
+
+    Returns:
+        int64 of the shape of the counts.
+    """
+    duration, num_samples, num_sync, duration_runs, offset_runs, has_sizes, num_chunks, chunk_runs = (
+        np.asarray(count, dtype=np.int64) for count in counts
+    )
+    tables = 8 + len(track.stsd_body) + 16 + 8 * duration_runs
+    tables += np.where(offset_runs > 0, 16 + 8 * offset_runs, 0)
+    tables += np.where(num_sync < num_samples, 16 + 4 * num_sync, 0)
+    tables += 20 + 4 * num_samples * has_sizes
+    tables += 16 + 12 * chunk_runs
+    tables += 16 + (8 if wide_offsets else 4) * num_chunks
+    frame = np.where(duration > _U32_MAX, _FRAME_SIZES[True], _FRAME_SIZES[False])
+    size: _Int64 = len(_ftyp(track)) + frame + tables + mdat_header_size
+    return size
 
 
 def mini_mp4_size(track: TrackIndex, span: Span) -> int:
@@ -150,7 +214,6 @@ class _Plan:
         chunks = _bounds(offsets[1:] != ends[:-1])
         self._chunk_starts = offsets[chunks[:-1]]
         self._chunk_sizes = _runs(chunks[1:] - chunks[:-1])
-        self._ftyp = track.ftyp if _is_usable_ftyp(track.ftyp) else _DEFAULT_FTYP
         self._mdat_header_size = 8 if self._payload_size + 8 <= _U32_MAX else 16
         last_chunk = int(self._chunk_starts.max())
         self._wide_offsets = False
@@ -168,20 +231,24 @@ class _Plan:
             mdat = struct.pack(">I4s", self._payload_size + 8, b"mdat")
         else:
             mdat = struct.pack(">I4sQ", 1, b"mdat", self._payload_size + 16)
-        return b"".join((self._ftyp, moov, mdat))
+        return b"".join((_ftyp(track), moov, mdat))
 
     def _measure(self) -> int:
-        """Size of the header, by counting: sizes of many episodes are asked for where few are fetched."""
-        num_samples, num_sync = len(self._sizes), len(self._sync)
-        tables = 8 + len(self._track.stsd_body)
-        tables += 16 + 8 * len(self._durations.counts)
-        tables += 16 + 8 * len(self._offset_runs.counts) if self._has_offsets else 0
-        tables += 16 + 4 * num_sync if num_sync < num_samples else 0
-        tables += 20 + (0 if self._constant_size else 4 * num_samples)
-        tables += 16 + 12 * len(self._chunk_sizes.counts)
-        tables += 16 + (8 if self._wide_offsets else 4) * len(self._chunk_starts)
-        frame = _FRAME_SIZES[self._duration > _U32_MAX]
-        return len(self._ftyp) + frame + tables + self._mdat_header_size
+        counts = HeaderCounts(
+            duration_ticks=self._duration,
+            num_samples=len(self._sizes),
+            num_sync=len(self._sync),
+            duration_runs=len(self._durations.counts),
+            offset_runs=len(self._offset_runs.counts) if self._has_offsets else 0,
+            has_sizes=self._constant_size == 0,
+            num_chunks=len(self._chunk_starts),
+            chunk_runs=len(self._chunk_sizes.counts),
+        )
+        return int(
+            header_size(
+                self._track, counts, wide_offsets=self._wide_offsets, mdat_header_size=self._mdat_header_size
+            )
+        )
 
     def _checked(self, values: NDArray[np.integer], name: str, limit: int) -> _Int64:
         array = values.astype(np.int64)
@@ -226,6 +293,10 @@ def _from_zero(durations: _Int64, composition_offsets: _Int64) -> _Int64:
 _IDENTITY_MATRIX = struct.pack(">9I", 0x0001_0000, 0, 0, 0, 0x0001_0000, 0, 0, 0, 0x4000_0000)
 _ENABLED_IN_MOVIE = 3  # tkhd flags: track enabled, used in the presentation
 _UNDETERMINED = 0x55C4  # language "und", five bits a letter
+
+
+def _ftyp(track: TrackIndex) -> bytes:
+    return track.ftyp if _is_usable_ftyp(track.ftyp) else _DEFAULT_FTYP
 
 
 def _is_usable_ftyp(box: bytes) -> bool:

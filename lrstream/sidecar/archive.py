@@ -6,12 +6,13 @@ section 1 is the specification).
 
 from __future__ import annotations
 
-import threading
-import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lrstream.errors import AccessError, NotFoundError, SidecarError
 from lrstream.mp4.track import TrackIndex
@@ -20,13 +21,15 @@ from lrstream.sidecar.manifest import REBUILD_HINT, TrackScalars, parse_manifest
 from lrstream.sidecar.members import (
     ARRAY_NAMES,
     MANIFEST_MEMBER,
-    READ_ERRORS,
-    member_name,
+    MANIFEST_SLOT,
     read_header,
-    read_member,
     read_samples,
+    slot_name,
+    slot_of,
+    source_slots,
 )
 from lrstream.sidecar.writer import ArchiveWriter, encode_source
+from lrstream.sidecar.zip_directory import BadDirectoryError, Member, ZipMembers
 
 __all__ = ["ArchiveReader", "ArchiveWriter", "write_archive"]
 
@@ -57,7 +60,11 @@ class ArchiveReader:
     Opening checks the ZIP directory, the manifest, the identity and that exactly the members of
     the format are there. `track` and `tracks` check the arrays they read; `verify` reads them all.
 
-    Thread-safe. Not for use across a fork: open it in the process that reads.
+    Memory follows the number of sources: about a kilobyte for each, and once more while the manifest is
+    parsed.
+
+    Thread-safe: any number of threads read at once. Not for use across a fork: open it in the process
+    that reads.
 
     Args:
         path: The ``.npz`` file.
@@ -70,23 +77,13 @@ class ArchiveReader:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._lock = threading.Lock()
-        self._zip = self._open()
+        self._members = self._open()
         try:
             with self._located():
-                header = read_header(self._zip, MANIFEST_MEMBER)
-                if header.shape != () or header.dtype.kind != "S":
-                    raise SidecarError(
-                        f"manifest_json is {header.dtype} with shape {header.shape}, "
-                        "expected a zero-dimensional bytes array.",
-                        hint=REBUILD_HINT,
-                    )
-                # numpy pads fixed-width bytes with NUL, which JSON text never ends with.
-                text = read_member(self._zip, MANIFEST_MEMBER)[header.data_start :].rstrip(b"\0")
-                self._manifest = parse_manifest(text)
-                self._check_members()
+                self._manifest = parse_manifest(self._manifest_text())
+                self._rows = self._checked_rows()
         except BaseException:
-            self._zip.close()
+            self._members.close()
             raise
         self._numbers = {name: number for number, name in enumerate(self.paths)}
 
@@ -108,7 +105,7 @@ class ArchiveReader:
     @property
     def comment(self) -> bytes:
         """Comment of the ZIP file; shards tell here what they are a part of (`lrstream.sidecar.shards`)."""
-        return self._zip.comment
+        return self._members.directory.comment
 
     def track(self, file_path: str) -> TrackIndex:
         """The record of one source file.
@@ -125,10 +122,24 @@ class ArchiveReader:
             )
         return self._read(number)
 
+    def track_at(self, number: int) -> TrackIndex:
+        """The record of the source file at a place of `paths`.
+
+        Raises:
+            SidecarError: Its arrays are invalid.
+        """
+        return self._read(number)
+
     def tracks(self) -> Iterator[TrackIndex]:
         """The records of all source files in the order of `paths`, one in memory at a time."""
         for number in range(len(self.paths)):
             yield self._read(number)
+
+    def array_bytes(self) -> NDArray[np.int64]:
+        """Bytes that the arrays of each source take in memory, int64[n], known without reading them."""
+        sizes = self._members.directory.sizes[self._rows[1:]]
+        weights: NDArray[np.int64] = sizes.reshape(-1, len(ARRAY_NAMES)).sum(axis=1)
+        return weights
 
     def verify(self) -> int:
         """Read and check every array; returns the number of samples in all files.
@@ -138,16 +149,20 @@ class ArchiveReader:
         """
         return sum(track.samples.num_samples for track in self.tracks())
 
+    def content_digest(self) -> str:
+        """SHA-256 over name, sizes, place and CRC-32 of every member, in hex digits.
+
+        Equal for two archives of equal content.
+        """
+        return self._members.digest(slot_name)
+
     def directory_listing(self) -> bytes:
-        """Name, sizes, place and CRC-32 of every member: equal for two archives of equal content."""
-        return "".join(
-            f"{info.filename} {info.CRC} {info.file_size} {info.compress_size} {info.header_offset}\n"
-            for info in self._zip.infolist()
-        ).encode("utf-8", "surrogatepass")
+        """What `content_digest` is made from, one line for each member."""
+        return b"".join(self._members.listing(slot_name))
 
     def close(self) -> None:
         """Close the file; reading afterwards is an error."""
-        self._zip.close()
+        self._members.close()
 
     def __enter__(self) -> Self:
         return self
@@ -157,42 +172,69 @@ class ArchiveReader:
     ) -> None:
         self.close()
 
-    def _open(self) -> zipfile.ZipFile:
+    def _open(self) -> ZipMembers:
         try:
-            return zipfile.ZipFile(self.path)
+            return ZipMembers(self.path, slot_of)
         except FileNotFoundError as error:
             raise NotFoundError(f"There is no sidecar at {self.path}.", path=str(self.path)) from error
         except PermissionError as error:
             raise AccessError(f"The sidecar {self.path} may not be read.", path=str(self.path)) from error
-        except READ_ERRORS as error:
+        except (BadDirectoryError, OSError) as error:
+            reason = error.message if isinstance(error, BadDirectoryError) else str(error)
             raise SidecarError(
-                f"The sidecar {self.path} is not a complete ZIP archive: {error}.",
+                f"The sidecar {self.path} is not a complete ZIP archive: {reason}.",
                 hint=REBUILD_HINT,
                 path=str(self.path),
             ) from error
 
-    def _read(self, number: int) -> TrackIndex:
-        scalars = self._manifest.tracks[number]
-        # One handle, one position: readers take turns.
-        with self._lock, self._located():
-            samples = read_samples(self._zip, number, scalars.file_path, scalars.file_size)
-        return scalars.with_samples(samples)
-
-    def _check_members(self) -> None:
-        """Exactly the members of the format, each once."""
-        found = [info.filename for info in self._zip.infolist()]
-        expected = len(self.paths) * len(ARRAY_NAMES) + 1
-        if len(found) != expected or len(set(found)) != expected:
+    def _manifest_text(self) -> str:
+        rows = np.flatnonzero(self._members.directory.slots == MANIFEST_SLOT)
+        if len(rows) == 0:
+            raise SidecarError(f"The sidecar has no member {MANIFEST_MEMBER!r}.", hint=REBUILD_HINT)
+        member = self._members.directory.member(int(rows[0]), MANIFEST_MEMBER)
+        header = read_header(self._members, member)
+        if header.shape != () or header.dtype.kind != "S":
             raise SidecarError(
-                f"{len(self.paths)} source files need {expected} members, but it has {len(found)} "
-                f"({len(set(found))} different ones).",
+                f"manifest_json is {header.dtype} with shape {header.shape}, "
+                "expected a zero-dimensional bytes array.",
                 hint=REBUILD_HINT,
             )
-        names = set(found)
-        for number, path in enumerate(self.paths):
-            for name in ARRAY_NAMES:
-                if member_name(number, name) not in names:
-                    raise SidecarError(f"The array {name} of {path} is missing.", hint=REBUILD_HINT)
+        data = memoryview(self._members.read(member))[header.data_start :]
+        try:
+            # numpy pads fixed-width bytes with NUL, which JSON text never ends with.
+            return str(data, "utf-8").rstrip("\0")
+        except ValueError as error:
+            raise SidecarError(
+                f"The manifest of the sidecar is not valid JSON: {error}.", hint=REBUILD_HINT
+            ) from error
+
+    def _read(self, number: int) -> TrackIndex:
+        scalars = self._manifest.tracks[number]
+        with self._located():
+            samples = read_samples(self._members, self._member, number, scalars.file_path, scalars.file_size)
+        return scalars.with_samples(samples)
+
+    def _member(self, slot: int) -> Member:
+        return self._members.directory.member(int(self._rows[slot]), slot_name(slot))
+
+    def _checked_rows(self) -> NDArray[np.int64]:
+        """Place in the directory of each member, after checking that each of the format is there once."""
+        slots = self._members.directory.slots
+        expected = len(self.paths) * len(ARRAY_NAMES) + 1
+        known = np.unique(slots[slots >= 0])
+        if len(slots) != expected or len(known) + int((slots < 0).sum()) != expected:
+            raise SidecarError(
+                f"{len(self.paths)} source files need {expected} members, but it has {len(slots)} "
+                f"({len(known)} different ones that are known).",
+                hint=REBUILD_HINT,
+            )
+        wanted = np.arange(expected)
+        if not np.array_equal(known, wanted):
+            slot = int(np.setdiff1d(wanted, known)[0])
+            number, name = (slot - 1) // len(ARRAY_NAMES), slot_name(slot)
+            assert slot in source_slots(number)
+            raise SidecarError(f"The array {name} of {self.paths[number]} is missing.", hint=REBUILD_HINT)
+        return np.argsort(slots, kind="stable")
 
     def _located(self) -> _Located:
         return _Located(self.path)

@@ -183,6 +183,9 @@ class SidecarIdentity:
 def identity_from_json(document: object) -> SidecarIdentity:
     """Read the ``sidecar`` object of a manifest, checking every type.
 
+    Args:
+        document: The object as JSON gives it; source files may be `SourceFile` already.
+
     Raises:
         SidecarError: A key is missing, of another type, or the parts contradict each other.
     """
@@ -205,6 +208,9 @@ def identity_from_json(document: object) -> SidecarIdentity:
         raise SidecarError("The sidecar identity has source_fingerprints that are not strings by path.")
     files = []
     for entry in entries:
+        if isinstance(entry, SourceFile):  # made while the text was parsed
+            files.append(entry)
+            continue
         path = entry.get("path") if isinstance(entry, dict) else None
         size = entry.get("size") if isinstance(entry, dict) else None
         if not isinstance(path, str) or type(size) is not int or size < 0:

@@ -6,14 +6,15 @@ checked before any value is used to size, seek or allocate something.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from lrstream.errors import SidecarError
 from lrstream.mp4.track import SampleTable, TrackIndex
-from lrstream.sidecar.identity import SCHEMA_VERSION, SidecarIdentity, identity_from_json, is_text
+from lrstream.sidecar.identity import SCHEMA_VERSION, SidecarIdentity, SourceFile, identity_from_json, is_text
 
 __all__ = ["Manifest", "TrackScalars", "manifest_chunks", "parse_entry", "parse_manifest", "source_entry"]
 
@@ -75,6 +76,8 @@ _INTEGERS = (
     _Range("width", "width", 0, 2**16 - 1),
     _Range("height", "height", 0, 2**16 - 1),
 )
+_SOURCE_KEYS = {"path", "size"}
+_SHARED = ("file_path", "codec", "ftyp", "stsd_body")
 _INSIDE_FILE = ("moov_offset", "mdat_offset", "mdat_payload_offset")
 
 
@@ -101,14 +104,17 @@ def manifest_chunks(identity: SidecarIdentity, entries: Iterator[bytes]) -> Iter
     yield b"]}"
 
 
-def parse_manifest(data: bytes) -> Manifest:
+def parse_manifest(text: str) -> Manifest:
     """Read and check a manifest.
+
+    Elements become compact records while the text is parsed, since all of them as JSON objects would take
+    several times the memory.
 
     Raises:
         SidecarError: It is not JSON, has another schema version, or contradicts itself.
     """
     try:
-        document = json.loads(data.decode("utf-8"))
+        document = json.loads(text, object_hook=_Compact())
     except (ValueError, RecursionError) as error:
         raise SidecarError(
             f"The manifest of the sidecar is not valid JSON: {error}.", hint=REBUILD_HINT
@@ -126,7 +132,9 @@ def parse_manifest(data: bytes) -> Manifest:
         )
     tracks = []
     for source, entry in zip(identity.source_files, files, strict=True):
-        track = parse_entry(source.path, entry)
+        track = entry if isinstance(entry, TrackScalars) else parse_entry(source.path, entry)
+        if track.file_path != source.path:
+            raise _refused(source.path, f"stands at the place of another file ({track.file_path[:200]!r})")
         if track.file_size != source.size:
             raise SidecarError(
                 f"The sidecar gives two sizes for {source.path}: {source.size} and {track.file_size} bytes.",
@@ -135,6 +143,36 @@ def parse_manifest(data: bytes) -> Manifest:
             )
         tracks.append(track)
     return Manifest(identity, tuple(tracks))
+
+
+class _Compact:
+    """Turns elements of ``files`` and ``source_files`` into records as soon as they are read.
+
+    What is no valid element stays as it is, to be refused where it stands: here it is not known yet
+    whether the manifest is of this version at all. Equal texts and bytes become one object.
+    """
+
+    def __init__(self) -> None:
+        self._shared: dict[str | bytes, str | bytes] = {}
+
+    def __call__(self, document: dict[str, Any]) -> Any:
+        if len(document) == 2 and document.keys() == _SOURCE_KEYS:
+            path, size = document["path"], document["size"]
+            if isinstance(path, str) and type(size) is int and size >= 0:
+                return SourceFile(self._share(path), size)
+        elif "mp4" in document and isinstance(document.get("file_path"), str):
+            with contextlib.suppress(SidecarError):
+                track = parse_entry(document["file_path"], document)
+                shared = {name: self._share(getattr(track, name)) for name in _SHARED}
+                return replace(track, **shared)
+        return document
+
+    def _share(self, value: Any) -> Any:
+        return self._shared.setdefault(value, value)
+
+
+def _refused(path: str, what: str) -> SidecarError:
+    return SidecarError(f"The sidecar's entry for {path} {what}.", hint=REBUILD_HINT, file_path=path)
 
 
 def _check_version(version: object) -> None:
@@ -165,7 +203,7 @@ def parse_entry(path: str, entry: object) -> TrackScalars:
     """
 
     def refuse(what: str) -> SidecarError:
-        return SidecarError(f"The sidecar's entry for {path} {what}.", hint=REBUILD_HINT, file_path=path)
+        return _refused(path, what)
 
     if not isinstance(entry, dict) or not isinstance(entry.get("mp4"), dict):
         raise refuse("has no object 'mp4'")

@@ -1,8 +1,8 @@
 """The six arrays of one source as ``.npy`` members, written and read without trusting a header.
 
 `numpy.load` allocates what a header claims. Here the claim is first held against the size that
-the archive's directory declares, that size against what the compressed bytes can possibly hold,
-and the shapes of one source against each other; only then is anything decompressed.
+the archive's directory declares, that size against what the compressed bytes can possibly hold
+(`zip_directory`), and the shapes of one source against each other; only then is anything decompressed.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ from __future__ import annotations
 import io
 import math
 import re
-import struct
-import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,13 +20,14 @@ from numpy.typing import NDArray
 
 from lrstream.errors import SidecarError
 from lrstream.mp4.track import SampleTable
+from lrstream.sidecar.zip_directory import Member, ZipMembers
 from lrstream.sidecar.zip_stream import DeflatedMember, deflate_member
 
 __all__ = [
     "ARRAY_NAMES",
     "MANIFEST_MEMBER",
+    "MANIFEST_SLOT",
     "MAX_SAMPLES",
-    "READ_ERRORS",
     "NpyHeader",
     "bytes_scalar_header",
     "check_samples",
@@ -36,11 +35,14 @@ __all__ = [
     "inflate_source",
     "member_name",
     "read_header",
-    "read_member",
     "read_samples",
+    "slot_name",
+    "slot_of",
+    "source_slots",
 ]
 
 MANIFEST_MEMBER = "manifest_json.npy"
+_MANIFEST_NAME = MANIFEST_MEMBER.encode("ascii")
 
 # JSON-side name of each array -> attribute of SampleTable and canonical dtype.
 ARRAY_NAMES: Mapping[str, tuple[str, str]] = {
@@ -60,12 +62,12 @@ _HEADER = re.compile(
     rb"\{'descr': '(?P<descr>[<>|=]?[A-Za-z][0-9]*)', 'fortran_order': (?:True|False), "
     rb"'shape': \((?P<shape>(?:[0-9]+, ?)*[0-9]*)\),? *\} *\n"
 )
-_MAX_DEFLATE_RATIO = 1032  # no deflate stream expands further (RFC 1951, 258 bytes from two bits)
-# All that `zipfile` raises for members that are not what the directory says.
-READ_ERRORS = (
-    zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError,
-    NotImplementedError, RuntimeError, OverflowError,
-)  # fmt: skip
+
+# Every member has a number: the manifest this one, then the arrays of the first source, the second, ...
+MANIFEST_SLOT = 0
+_ORDINALS = {f"/{name}.npy".encode(): ordinal for ordinal, name in enumerate(ARRAY_NAMES)}
+_SUFFIXES = tuple(f"/{name}.npy" for name in ARRAY_NAMES)
+_MAX_DIGITS = 9  # of a source's number
 
 
 class NpyHeader(NamedTuple):
@@ -101,7 +103,7 @@ def inflate_source(number: int, members: Sequence[DeflatedMember], path: str, fi
         try:
             data[name] = zlib.decompress(member.data, -15, member.size)
         except zlib.error as error:
-            raise _unreadable(member.name, error) from error
+            raise SidecarError(f"The member {member.name!r} cannot be unpacked: {error}.") from error
         if len(data[name]) != member.size or zlib.crc32(data[name]) != member.crc:
             raise SidecarError(f"The sidecar's member {member.name!r} is not what was compressed.")
         start = io.BytesIO(data[name][:_HEADER_LIMIT])
@@ -125,46 +127,43 @@ def member_name(number: int, name: str) -> str:
     return f"{number}/{name}.npy"
 
 
-def _member_info(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
-    """The directory entry of a member, after checking that it can be what it claims."""
-    try:
-        info = archive.getinfo(name)
-    except KeyError:
-        raise SidecarError(f"The sidecar has no member {name!r}.") from None
-    if info.flag_bits & 0x1:
-        raise SidecarError(f"The sidecar's member {name!r} is encrypted.")
-    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise SidecarError(f"The sidecar's member {name!r} uses compression method {info.compress_type}.")
-    # `zipfile` allocates what it is about to read, so that must be there.
-    if info.header_offset + info.compress_size > archive.start_dir:
-        raise SidecarError(
-            f"The sidecar's member {name!r} claims {info.compress_size} compressed bytes at "
-            f"{info.header_offset}, but members end at {archive.start_dir}."
-        )
-    if info.file_size > info.compress_size * _MAX_DEFLATE_RATIO + _HEADER_LIMIT:
-        raise SidecarError(
-            f"The sidecar's member {name!r} claims {info.file_size} bytes, "
-            f"more than its {info.compress_size} compressed bytes can hold."
-        )
-    return info
+def slot_of(name: bytes) -> int:
+    """Number of the member of this name; -1 where the format has none."""
+    if name == _MANIFEST_NAME:
+        return MANIFEST_SLOT
+    digits, slash, rest = name.partition(b"/")
+    ordinal = _ORDINALS.get(slash + rest, -1)
+    is_number = digits.isdigit() and len(digits) <= _MAX_DIGITS and (digits == b"0" or digits[:1] != b"0")
+    if ordinal < 0 or not is_number:
+        return -1
+    return 1 + len(_ORDINALS) * int(digits) + ordinal
 
 
-def read_header(archive: zipfile.ZipFile, name: str) -> NpyHeader:
+def slot_name(slot: int) -> str:
+    """Name of the member with this number."""
+    if slot == MANIFEST_SLOT:
+        return MANIFEST_MEMBER
+    number, ordinal = divmod(slot - 1, len(_ORDINALS))
+    return f"{number}{_SUFFIXES[ordinal]}"
+
+
+def source_slots(number: int) -> range:
+    """Numbers of the members of source `number`, in the order of `ARRAY_NAMES`."""
+    return range(1 + len(_ORDINALS) * number, 1 + len(_ORDINALS) * (number + 1))
+
+
+def read_header(archive: ZipMembers, member: Member) -> NpyHeader:
     """Read the ``.npy`` header of a member and hold it against the member's declared size."""
-    info = _member_info(archive, name)
-    try:
-        with archive.open(info) as file:
-            start = io.BytesIO(file.read(_HEADER_LIMIT))
-    except READ_ERRORS as error:
-        raise _unreadable(name, error) from error
+    name = member.name
+    start = io.BytesIO(archive.head(member, _HEADER_LIMIT))
     shape, dtype = _parse_header(name, start)
     if dtype.hasobject:
         raise SidecarError(f"The sidecar's member {name!r} holds Python objects, which are never loaded.")
     count = math.prod(shape)
-    if start.tell() + count * dtype.itemsize != info.file_size:
+    if start.tell() + count * dtype.itemsize != member.size:
         raise SidecarError(
             f"The sidecar's member {name!r} claims {count} values of {dtype.itemsize} bytes, "
-            f"but has {info.file_size - start.tell()} bytes of data."
+            f"but has {member.size - start.tell()} bytes of data."
         )
     return NpyHeader(shape, dtype, start.tell())
 
@@ -187,24 +186,14 @@ def _parse_header(name: str, start: io.BytesIO) -> tuple[tuple[int, ...], np.dty
     return tuple(int(length) for length in lengths if length), dtype
 
 
-def read_member(archive: zipfile.ZipFile, name: str) -> bytes:
-    """The whole of a member; its CRC-32 is checked by `zipfile` on the way."""
-    info = _member_info(archive, name)
-    try:
-        with archive.open(info) as file:
-            data = file.read()
-    except READ_ERRORS as error:
-        raise _unreadable(name, error) from error
-    if len(data) != info.file_size:
-        raise SidecarError(f"The sidecar's member {name!r} has {len(data)} bytes, expected {info.file_size}.")
-    return data
-
-
-def read_samples(archive: zipfile.ZipFile, number: int, path: str, file_size: int) -> SampleTable:
+def read_samples(
+    archive: ZipMembers, find: Callable[[int], Member], number: int, path: str, file_size: int
+) -> SampleTable:
     """Read and check the arrays of source `number`.
 
     Args:
         archive: The open archive.
+        find: Gives a member by its number.
         number: Place of the source in the manifest.
         path: Path of the source, for messages.
         file_size: Size of the source in bytes, which no sample may exceed.
@@ -213,11 +202,12 @@ def read_samples(archive: zipfile.ZipFile, number: int, path: str, file_size: in
         The table with native int64 and float64 arrays, read-only.
 
     Raises:
-        SidecarError: A member is missing or unreadable, or the arrays cannot describe the file.
+        SidecarError: A member is unreadable, or the arrays cannot describe the file.
     """
-    headers = {name: read_header(archive, member_name(number, name)) for name in ARRAY_NAMES}
+    members = dict(zip(ARRAY_NAMES, map(find, source_slots(number)), strict=True))
+    headers = {name: read_header(archive, member) for name, member in members.items()}
     _check_shapes(headers, path)
-    samples = _table(headers, {name: read_member(archive, member_name(number, name)) for name in headers})
+    samples = _table(headers, {name: archive.read(member) for name, member in members.items()})
     check_samples(samples, path, file_size)
     return samples
 
@@ -310,7 +300,3 @@ def _contradiction(
         f"({int(wrong.sum())} of {len(values)} values are wrong).",
         file_path=path,
     )
-
-
-def _unreadable(name: str, error: Exception) -> SidecarError:
-    return SidecarError(f"The sidecar's member {name!r} cannot be read: {type(error).__name__}: {error}.")

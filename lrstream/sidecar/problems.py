@@ -32,6 +32,10 @@ PROBLEM_CODES: Mapping[str, str] = {
     "rows-overlap": "two episodes claim the same rows of the dataset",
     "totals-differ": "info.json counts other episodes or frames than the episode metadata",
     "rows-invalid": "a table does not hold exactly the rows of an episode",
+    "checksums-invalid": "the payload checksums beside the sidecar are damaged or of another format",
+    "checksums-mismatch": "the payload checksums beside the sidecar belong to another one, and are not used",
+    "checksums-incomplete": "some episodes have no payload checksum",
+    "payload-differs": "the bytes of an episode's video are not those of which the checksum was made",
     "row-times": "timestamps of an episode's rows are not multiples of one frame",
 }
 """All codes that checks of this package give, besides the codes of `lrstream.errors`."""

@@ -78,7 +78,7 @@ class PublishedFile:
             source.close()
         if self.sha256 not in (None, sha256.hexdigest()) or self.git_oid not in (None, git.hexdigest()):
             raise TransferError(
-                f"The published sidecar {self.name} does not have the content that its listing names.",
+                f"The published file {self.name} does not have the content that its listing names.",
                 hint="It was damaged on the way, or replaced meanwhile; try again.",
             )
         return sha256.hexdigest()
@@ -95,24 +95,27 @@ def publication_path(store: PublishingStore, name: str) -> str:
     return store.in_repo(f"{PUBLICATION_DIRECTORY}/{name}")
 
 
-def list_published(store: PublishingStore, revision: str = PUBLICATION_BRANCH) -> dict[str, PublishedFile]:
+def list_published(
+    store: PublishingStore, revision: str = PUBLICATION_BRANCH, *, suffix: str = ".npz"
+) -> dict[str, PublishedFile]:
     """What is published now, by file name. Always a fresh listing (K24).
 
     Args:
         store: The dataset.
         revision: Branch or commit of a repository to look at.
+        suffix: End of the names that are meant; sidecars by default, "" for all.
 
     Raises:
         AccessError, TransferError: The listing could not be had.
     """
     if isinstance(store, BucketStore):
-        return _in_bucket(store)
+        return _in_bucket(store, suffix)
     place = HubPlace("hub", store.place.repo_id, revision)
     top = store.in_repo(PUBLICATION_DIRECTORY)
     found = {}
     for item in store.tree(top, revision) or []:
         name = item.path[len(top) + 1 :]
-        if _is_sidecar(name):
+        if _is_meant(name, suffix):
             path, size = item.path, item.size
             found[name] = PublishedFile(
                 name,
@@ -125,11 +128,11 @@ def list_published(store: PublishingStore, revision: str = PUBLICATION_BRANCH) -
     return found
 
 
-def _in_bucket(store: BucketStore) -> dict[str, PublishedFile]:
+def _in_bucket(store: BucketStore, suffix: str) -> dict[str, PublishedFile]:
     found = {}
     for item in store.tree(store.in_repo(PUBLICATION_DIRECTORY)):
         name = item.path.rpartition("/")[2]
-        if _is_sidecar(name) and item.path == publication_path(store, name):
+        if _is_meant(name, suffix) and item.path == publication_path(store, name):
             path, size, xet_hash = item.path, item.size, item.xet_hash
             found[name] = PublishedFile(
                 name,
@@ -144,5 +147,5 @@ def _in_bucket(store: BucketStore) -> dict[str, PublishedFile]:
     return found
 
 
-def _is_sidecar(name: str) -> bool:
-    return name.endswith(".npz") and "/" not in name
+def _is_meant(name: str, suffix: str) -> bool:
+    return name.endswith(suffix) and "/" not in name

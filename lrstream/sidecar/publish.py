@@ -8,18 +8,22 @@ or another process that publishes at the same time does no harm.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
 
-from lrstream.errors import CheckFailedError, SidecarError, TransferError, UsageError
+from lrstream.errors import CheckFailedError, NotFoundError, SidecarError, TransferError, UsageError
 from lrstream.layout.layout import DatasetLayout
 from lrstream.sidecar.archive import ArchiveReader
 from lrstream.sidecar.build import request_identity
+from lrstream.sidecar.checksum_file import ChecksumFile, checksums_path
+from lrstream.sidecar.checksum_find import local_checksums
+from lrstream.sidecar.checksum_wanted import coverage_of
 from lrstream.sidecar.identity import SidecarIdentity, pinned_commit
 from lrstream.sidecar.publication import (
     PUBLICATION_BRANCH,
@@ -34,13 +38,20 @@ from lrstream.storage.hub_store import HubStore
 from lrstream.storage.hub_write import (
     add_to_bucket,
     branch_head,
-    commit_file,
+    commit_files,
     create_branch,
     require_write_access,
 )
 from lrstream.storage.retry import RetryCounters, RetryPolicy, RetrySchedule
 
-__all__ = ["Action", "PublishReport", "check_publishable", "publish_sidecar", "require_publishing_store"]
+__all__ = [
+    "Action",
+    "PublishReport",
+    "PublishedChecksums",
+    "check_publishable",
+    "publish_sidecar",
+    "require_publishing_store",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +60,16 @@ Action = Literal["published", "replaced", "unchanged", "equivalent"]
 # Uploads may be large, so few of them; waits are for other publishers, who need seconds.
 _POLICY = RetryPolicy(max_attempts=5, first_wait_s=0.5, longest_wait_s=10.0, deadline_s=600.0)
 _REBUILD = "Build it again with `lrstream build`."
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedChecksums:
+    """What was done with the companion of the sidecar, in the same commit; fields as in `PublishReport`."""
+
+    path: str
+    size: int
+    sha256: str
+    action: Action
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +89,8 @@ class PublishReport:
         dry_run: Whether `action` is only what would be done.
         branch_created: Whether the branch was (or would be) created.
         commit: The new commit, None where there is none.
+        checksums: The same of the payload checksums beside it; None if there are none.
+        checksums_refused: Why those beside the archive were not published, None if they were.
     """
 
     repo_id: str
@@ -80,6 +103,8 @@ class PublishReport:
     dry_run: bool
     branch_created: bool
     commit: str | None
+    checksums: PublishedChecksums | None = None
+    checksums_refused: str | None = None
 
 
 def require_publishing_store(store: object) -> PublishingStore:
@@ -123,9 +148,11 @@ def publish_sidecar(
         TransferError: It could not be published within the attempts; the same call may succeed later.
     """
     identity = check_publishable(archive, store, layout)
+    companion, refused = _usable_companion(archive, identity, layout)
     require_write_access(store.place, policy)
-    publisher = _Publisher(archive, identity, store, policy)
-    return publisher.dry_run(force) if dry_run else publisher.run(force)
+    publisher = _Publisher(archive, companion, identity, store, policy)
+    report = publisher.dry_run(force) if dry_run else publisher.run(force)
+    return replace(report, checksums_refused=refused)
 
 
 def check_publishable(archive: Path, store: PublishingStore, layout: DatasetLayout) -> SidecarIdentity:
@@ -162,6 +189,30 @@ def check_publishable(archive: Path, store: PublishingStore, layout: DatasetLayo
     return identity
 
 
+def _usable_companion(
+    archive: Path, identity: SidecarIdentity, layout: DatasetLayout
+) -> tuple[Path | None, str | None]:
+    """The payload checksums beside an archive if they can be published with it, else why not."""
+    found = local_checksums(archive, identity)
+    if found.checksums is None:
+        return None, found.reasons[0] if found.reasons else None
+    with contextlib.closing(found.checksums) as checksums:
+        try:
+            checksums.verify()
+            coverage = coverage_of(checksums, layout)
+        except SidecarError as error:
+            reason = str(error)
+        else:
+            if coverage.is_complete:
+                return checksums.path, None
+            reason = (
+                f"{checksums.path} lacks {coverage.num_missing} of {coverage.num_spans} spans; "
+                "`lrstream build --checksums` completes it."
+            )
+    logger.warning("Payload checksums are not published: %s", reason)
+    return None, reason
+
+
 def _require_complete(archive: Path, identity: SidecarIdentity, layout: DatasetLayout) -> None:
     wanted, covered = set(layout.video_files()), set(identity.paths)
     missing, surplus = sorted(wanted - covered), sorted(covered - wanted)
@@ -182,31 +233,80 @@ def _require_complete(archive: Path, identity: SidecarIdentity, layout: DatasetL
         raise CheckFailedError(f"{archive} covers no file; a dataset without video needs no sidecar.")
 
 
+State = Literal["absent", "identical", "equivalent", "unusable"]
+
+
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What is published under the name at one moment.
+    """What is published under our names at one moment.
 
-    `head` is the tip of the branch, None without a branch; `state` compares the file with ours.
+    `head` is the tip of the branch, None without a branch; `states` compares each file with ours.
     """
 
     head: str | None
-    state: Literal["absent", "identical", "equivalent", "unusable"]
+    states: tuple[State, ...]
+
+
+class _Item:
+    """One local file on its way to its place."""
+
+    def __init__(self, file: Path, path: str, judge: Callable[[Path], list[str]]) -> None:
+        self.file = file
+        self.path = path
+        self.size = file.stat().st_size
+        self.sha256 = _sha256_of(file)
+        self.action: Action | None = None
+        self._judge = judge
+
+    def compare(self, file: PublishedFile | None) -> State:
+        """What is published under this name, compared with this file."""
+        if file is None:
+            return "absent"
+        if file.size == self.size and file.sha256 == self.sha256:
+            return "identical"
+        suffix = Path(self.path).suffix
+        with tempfile.NamedTemporaryFile(prefix="lrstream-published-", suffix=suffix) as copy:
+            sha256 = file.write_to(cast(BinaryIO, copy))
+            copy.flush()
+            if sha256 == self.sha256:
+                return "identical"
+            reasons = self._judge(Path(copy.name))
+        if reasons:
+            logger.warning(
+                "%s is published already but cannot be used (%s); it is replaced.", self.path, reasons[0]
+            )
+            return "unusable"
+        return "equivalent"
+
+    def settled(self, state: State, force: bool) -> Action | None:
+        """The result if it need not be uploaded."""
+        if state == "identical":
+            return self.action or "unchanged"
+        if state == "equivalent" and not force:
+            return "equivalent"
+        return None
 
 
 class _Publisher:
-    """One archive on its way to its place."""
+    """An archive, and its companion if it has one, on their way to their place."""
 
     def __init__(
-        self, archive: Path, identity: SidecarIdentity, store: PublishingStore, policy: RetryPolicy
+        self,
+        archive: Path,
+        companion: Path | None,
+        identity: SidecarIdentity,
+        store: PublishingStore,
+        policy: RetryPolicy,
     ) -> None:
-        self._archive = archive
         self._identity = identity
         self._store = store
         self._policy = policy
         self._name = published_name(identity)
-        self._path = publication_path(store, self._name)
-        self._size = archive.stat().st_size
-        self._sha256 = _sha256_of(archive)
+        place = publication_path(store, self._name)
+        self._items = [_Item(archive, place, self._judge_archive)]
+        if companion is not None:
+            place = checksums_path(Path(place)).as_posix()
+            self._items.append(_Item(companion, place, self._judge_companion))
         self._branch_created = False
         self._commit: str | None = None
 
@@ -214,22 +314,27 @@ class _Publisher:
         """What `run` would do now."""
         found = self._look()
         self._branch_created = isinstance(self._store, HubStore) and found.head is None
-        return self._report(self._settled(found, force) or _upload_action(found), dry_run=True)
+        actions = [
+            item.settled(state, force) or _upload_action(state)
+            for item, state in zip(self._items, found.states, strict=True)
+        ]
+        return self._report(actions, dry_run=True)
 
     def run(self, force: bool) -> PublishReport:
         """Look, upload if need be, look again."""
         schedule = RetrySchedule(self._policy, f"{self._store.place}: publish {self._name}", RetryCounters())
-        action: Action | None = None
         uploaded = False
         while True:
             try:
                 found = self._look()
-                settled = self._settled(found, force)
-                if settled is not None:
-                    return self._report(action if action and settled == "unchanged" else settled)
+                both = list(zip(self._items, found.states, strict=True))
+                waiting = [(item, state) for item, state in both if item.settled(state, force) is None]
+                if not waiting:
+                    return self._report([cast(Action, item.settled(state, force)) for item, state in both])
                 if not uploaded:
-                    action = action or _upload_action(found)
-                    self._upload(found)
+                    for item, state in waiting:
+                        item.action = item.action or _upload_action(state)
+                    self._upload(found.head, [item for item, _ in waiting])
                     uploaded = True
                     continue
                 failure = "the listing does not show what was uploaded"
@@ -238,65 +343,62 @@ class _Publisher:
             uploaded = False
             schedule.wait(failure)
 
-    def _settled(self, found: _Found, force: bool) -> Action | None:
-        """The result if nothing needs to be uploaded."""
-        if found.state == "identical":
-            return "unchanged"
-        if found.state == "equivalent" and not force:
-            return "equivalent"
-        return None
-
     def _look(self) -> _Found:
         if isinstance(self._store, BucketStore):
-            return _Found(None, self._compare(list_published(self._store).get(self._name)))
+            return _Found(None, self._compare(list_published(self._store, suffix="")))
         head = branch_head(self._store.place, PUBLICATION_BRANCH)
-        if head is None:
-            return _Found(None, "absent")
-        return _Found(head, self._compare(list_published(self._store, head).get(self._name)))
+        listed = {} if head is None else list_published(self._store, head, suffix="")
+        return _Found(head, self._compare(listed))
 
-    def _compare(
-        self, file: PublishedFile | None
-    ) -> Literal["absent", "identical", "equivalent", "unusable"]:
-        if file is None:
-            return "absent"
-        if file.size == self._size and file.sha256 == self._sha256:
-            return "identical"
-        with tempfile.NamedTemporaryFile(prefix="lrstream-published-", suffix=".npz") as copy:
-            sha256 = file.write_to(cast(BinaryIO, copy))
-            copy.flush()
-            if sha256 == self._sha256:
-                return "identical"
-            try:
-                with ArchiveReader(copy.name) as reader:
-                    reasons = reader.identity.mismatches(self._identity)
-                    reader.verify()
-            except SidecarError as error:
-                reasons = [error.message]
-        if reasons:
-            logger.warning(
-                "%s is published already but cannot be used (%s); it is replaced.", self._path, reasons[0]
-            )
-            return "unusable"
-        return "equivalent"
+    def _compare(self, listed: dict[str, PublishedFile]) -> tuple[State, ...]:
+        return tuple(item.compare(listed.get(item.path.rpartition("/")[2])) for item in self._items)
 
-    def _upload(self, found: _Found) -> None:
-        if _sha256_of(self._archive) != self._sha256:
-            raise CheckFailedError(
-                f"{self._archive} was changed while it was being published.", hint="Publish it again."
-            )
+    def _judge_archive(self, copy: Path) -> list[str]:
+        """What is wrong with another sidecar."""
+        try:
+            with ArchiveReader(copy) as reader:
+                reasons = reader.identity.mismatches(self._identity)
+                reader.verify()
+        except SidecarError as error:
+            reasons = [error.message]
+        return reasons
+
+    def _judge_companion(self, copy: Path) -> list[str]:
+        """What is wrong with other checksums; the same ones may be stored in other bytes."""
+        try:
+            with (
+                contextlib.closing(ChecksumFile(copy, remove_damaged=False)) as theirs,
+                contextlib.closing(ChecksumFile(self._items[1].file)) as ours,
+            ):
+                reasons = theirs.mismatches(self._identity)
+                theirs.verify()
+                for path in ours.paths:
+                    mine, other = ours.file(path), theirs.file(path)
+                    if mine is None or other is None or mine.checksum() != other.checksum():
+                        reasons.append(f"it has other checksums of {path}")
+        except (SidecarError, NotFoundError) as error:
+            reasons = [error.message]
+        return reasons
+
+    def _upload(self, head: str | None, items: list[_Item]) -> None:
+        for item in items:
+            if _sha256_of(item.file) != item.sha256:
+                raise CheckFailedError(
+                    f"{item.file} was changed while it was being published.", hint="Publish it again."
+                )
+        files = {item.path: item.file for item in items}
         if isinstance(self._store, BucketStore):
-            add_to_bucket(self._store.place, self._path, self._archive)
+            add_to_bucket(self._store.place, files)
             return
-        head = found.head
         if head is None:
-            head = self._store.commit
-            self._unless_conflict(lambda: create_branch(self._store.place, PUBLICATION_BRANCH, head), 409)
+            commit = self._store.commit
+            self._unless_conflict(lambda: create_branch(self._store.place, PUBLICATION_BRANCH, commit), 409)
             self._branch_created = True
-        self._commit = commit_file(
+            head = commit
+        self._commit = commit_files(
             self._store.place,
             PUBLICATION_BRANCH,
-            self._path,
-            self._archive,
+            files,
             parent=head,
             message=f"Publish the MP4 sidecar of commit {self._store.commit}",
         )
@@ -310,23 +412,28 @@ class _Publisher:
             if error.fields.get("status") != status:
                 raise
 
-    def _report(self, action: Action, *, dry_run: bool = False) -> PublishReport:
+    def _report(self, actions: list[Action], *, dry_run: bool = False) -> PublishReport:
+        first, *others = [
+            PublishedChecksums(item.path, item.size, item.sha256, action)
+            for item, action in zip(self._items, actions, strict=True)
+        ]
         return PublishReport(
             repo_id=self._store.place.repo_id,
             branch=PUBLICATION_BRANCH if isinstance(self._store, HubStore) else None,
-            path=self._path,
-            size=self._size,
-            sha256=self._sha256,
+            path=first.path,
+            size=first.size,
+            sha256=first.sha256,
             num_sources=len(self._identity.paths),
-            action=action,
+            action=first.action,
             dry_run=dry_run,
             branch_created=self._branch_created,
             commit=self._commit,
+            checksums=others[0] if others else None,
         )
 
 
-def _upload_action(found: _Found) -> Action:
-    return "published" if found.state == "absent" else "replaced"
+def _upload_action(state: State) -> Action:
+    return "published" if state == "absent" else "replaced"
 
 
 def _sha256_of(path: Path) -> str:

@@ -33,6 +33,7 @@ __all__ = [
     "SidecarRecords",
     "compared",
     "earlier_sidecars",
+    "hub_contents",
     "open_base",
     "sibling_journals",
     "unchanged_sources",
@@ -215,11 +216,11 @@ def _unchanged_on_hub(
     commits = [cast(str, pinned_commit(identity.data_root)) for identity in (old, new)]
     if commits[0] == commits[1]:
         return frozenset(common)
-    before, after = (_contents(store, commit, common) for commit in commits)
+    before, after = (hub_contents(store, commit, common) for commit in commits)
     return frozenset(path for path in common if path in after and after[path] == before.get(path))
 
 
-def _contents(store: HubStore, commit: str, paths: set[str]) -> dict[str, tuple[str, int]]:
+def hub_contents(store: HubStore, commit: str, paths: set[str]) -> dict[str, tuple[str, int]]:
     """Content identity and size of each file at a commit, from one listing."""
     top = store.top_in_repo(common_directory(sorted(paths)))
     items = store.tree(top, commit) or []

@@ -143,6 +143,13 @@ class HttpPool:
             response.close()
         response.release_conn()
 
+    @property
+    def num_opened(self) -> int:
+        """Connections that this process has opened since it began or closed them."""
+        managers = self._managers.get().by_proxy.values()
+        pools = [manager.pools.get(key) for manager in managers for key in list(manager.pools.keys())]
+        return sum(pool.num_connections for pool in pools if pool is not None)
+
     def close(self) -> None:
         """Close this process's connections; a later request opens new ones."""
         managers = self._managers.drop()

@@ -59,6 +59,11 @@ class HubStoreBase:
         """Close this process's connections; later reads open new ones."""
         self._pool.close()
 
+    @property
+    def connections_opened(self) -> int:
+        """HTTP connections for ranges that this process has opened."""
+        return self._pool.num_opened
+
     def source_at(
         self,
         place: HubPlace,

@@ -6,7 +6,7 @@ which the caller looks up first (a reply that was lost says nothing).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,7 +21,7 @@ from lrstream.storage.retry import RetryCounters, RetryPolicy
 __all__ = [
     "add_to_bucket",
     "branch_head",
-    "commit_file",
+    "commit_files",
     "create_branch",
     "require_write_access",
 ]
@@ -84,21 +84,30 @@ def create_branch(place: HubPlace, branch: str, commit: str) -> None:
     )
 
 
-def commit_file(
-    place: HubPlace, branch: str, path_in_repo: str, file: Path, *, parent: str, message: str
+def commit_files(
+    place: HubPlace, branch: str, files: Mapping[str, Path], *, parent: str, message: str
 ) -> str:
-    """Add or replace one file on a branch, if its tip is still `parent`; returns the new commit.
+    """Add or replace files on a branch in one commit, if its tip is still `parent`; returns the new commit.
+
+    Args:
+        place: The repository.
+        branch: The branch.
+        files: Local files by path in the repository.
+        parent: The commit that the branch must be at.
+        message: What the commit says.
 
     Raises:
         TransferError: ``fields["status"]`` is 412 if the branch has moved on.
     """
-    operation = CommitOperationAdd(path_in_repo=path_in_repo, path_or_fileobj=str(file))
+    operations = [
+        CommitOperationAdd(path_in_repo=path, path_or_fileobj=str(file)) for path, file in files.items()
+    ]
     done = _write(
         place,
-        f"commit {path_in_repo} to {branch}",
+        f"commit {', '.join(files)} to {branch}",
         lambda: hub_api().create_commit(
             place.repo_id,
-            operations=[operation],
+            operations=operations,
             commit_message=message,
             repo_type="dataset",
             revision=branch,
@@ -108,12 +117,19 @@ def commit_file(
     return str(done.oid)
 
 
-def add_to_bucket(place: HubPlace, path: str, file: Path) -> None:
-    """Add or replace one file of a bucket."""
+def add_to_bucket(place: HubPlace, files: Mapping[str, Path]) -> None:
+    """Add or replace files of a bucket, in one batch.
+
+    Args:
+        place: The bucket.
+        files: Local files by path in the bucket.
+    """
     _write(
         place,
-        f"upload {path}",
-        lambda: bucket_api().batch_bucket_files(place.repo_id, add=[(str(file), path)]),
+        f"upload {', '.join(files)}",
+        lambda: bucket_api().batch_bucket_files(
+            place.repo_id, add=[(str(file), path) for path, file in files.items()]
+        ),
     )
 
 

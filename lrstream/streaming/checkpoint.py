@@ -15,14 +15,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from lrstream.errors import UsageError
 from lrstream.storage.per_process import PerProcess
-from lrstream.streaming.loading import KEY_OF_WORKER, Loaded, Sizes, StateLoading
-from lrstream.streaming.partition import partition_streams
+from lrstream.streaming.loading import KEY_OF_WORKER, Loaded, Shares, Sizes, StateLoading
 from lrstream.streaming.planning import Frames
 from lrstream.streaming.position import batches_of_samples
 from lrstream.streaming.state import (
@@ -72,14 +69,14 @@ class Checkpointer:
 
     Args:
         template: The state at the start of epoch 0, read in this process, in batches of one sample.
-        lengths: int64[n], frames of each selected episode.
+        shares: Who delivers how much.
         repeat: Whether iterations go from epoch to epoch.
     """
 
-    def __init__(self, template: LoaderState, lengths: npt.NDArray[np.int64], *, repeat: bool) -> None:
+    def __init__(self, template: LoaderState, shares: Shares, *, repeat: bool) -> None:
         self._template = template
-        self._lengths = lengths
-        self._loading = StateLoading(template, lengths)
+        self._shares = shares
+        self._loading = StateLoading(template, shares)
         self._repeat = repeat
         self._loaded: Loaded | None = None
         self._num_loads = 0
@@ -90,6 +87,11 @@ class Checkpointer:
         self._shared.share_memory_()  # type: ignore[no-untyped-call]
 
     # -- epochs and iterations --------------------------------------------------------------------
+
+    @property
+    def template(self) -> LoaderState:
+        """The state at the start of epoch 0, read in this process, in batches of one sample."""
+        return self._template
 
     @property
     def epoch(self) -> int:
@@ -232,10 +234,7 @@ class Checkpointer:
         if base.num_workers <= 1:
             # One share: a position inside a batch is as good as any other.
             return replace(base, batch_size=1, drop_last=False, num_batches=samples)
-        weights = self._lengths if frames is None else np.array([len(left) for left in frames])
-        left = weights[weights > 0]
-        shares = partition_streams(left, base.world_size, base.num_workers)[base.rank]
-        owned = [int(left[share].sum()) for share in shares]
+        owned = self._shares.owned(base, frames)[base.rank]
         return base.at_batch(batches_of_samples(samples, base.batch_size, owned, drop_last=base.drop_last))
 
     def _state_of_worker(self, worker: int) -> dict[str, Any]:

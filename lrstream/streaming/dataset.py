@@ -18,6 +18,7 @@ from lrstream.errors import UsageError
 from lrstream.index.open import open_index
 from lrstream.layout.layout import load_layout, resolve_selection
 from lrstream.layout.projection import narrow_layout
+from lrstream.sidecar.checksum_file import ChecksumFile
 from lrstream.sidecar.identity import SidecarIdentity
 from lrstream.sidecar.resolve import resolve_sidecar
 from lrstream.storage.location import RepoType, parse_location
@@ -29,12 +30,13 @@ from lrstream.streaming.content import content_digest, source_sizes
 from lrstream.streaming.fetch import EpisodeLoader
 from lrstream.streaming.follow import refuse_sharding
 from lrstream.streaming.iteration import DatasetIterator, failing_iterator
+from lrstream.streaming.loading import EpisodeShares
 from lrstream.streaming.meta import DatasetMeta
 from lrstream.streaming.metrics import LoaderMetrics
+from lrstream.streaming.observed import MetricsExport, ObservedDataset
 from lrstream.streaming.partition import PartitionReport, partition_report, rank_share
 from lrstream.streaming.pipeline import EpochPipeline
 from lrstream.streaming.report import BuildNotice, log_interval_s, tell_partition
-from lrstream.streaming.resumable import ResumableDataset
 from lrstream.streaming.samples import ReturnUint8, SampleBuilder
 from lrstream.streaming.settings import (
     LoaderSettings,
@@ -46,13 +48,14 @@ from lrstream.streaming.settings import (
 from lrstream.streaming.sources import TrackSource
 from lrstream.streaming.state import LoaderState, selection_digest
 from lrstream.streaming.strategies import SamplingStrategy
+from lrstream.streaming.verify import PayloadChecksums, check_payload_checksums, open_payload_checksums
 from lrstream.streaming.windows import WindowSpec
 from lrstream.streaming.worker import ProcessReader
 
 __all__ = ["StreamingLeRobotDataset"]
 
 
-class StreamingLeRobotDataset(ResumableDataset):
+class StreamingLeRobotDataset(ObservedDataset):
     """A LeRobotDataset v3 streamed into training, every selected frame once per epoch.
 
     Samples equal those of LeRobot's map-style `LeRobotDataset` in keys, dtypes, shapes and values. Whole
@@ -103,6 +106,8 @@ class StreamingLeRobotDataset(ResumableDataset):
         rank: This process's rank; None = of `torch.distributed` if initialised, else ``RANK``, else 0.
         world_size: Number of ranks; None = likewise, else ``WORLD_SIZE``, else 1.
         storage_options: Arguments of the fsspec file system; they reach every worker.
+        payload_checksums: "auto": fetched video is held against its checksums where `lrstream build
+            --checksums` has made them; "require": nothing starts without them; "off".
 
     Attributes:
         repo_id: Name of the dataset.
@@ -149,6 +154,7 @@ class StreamingLeRobotDataset(ResumableDataset):
         rank: int | None = None,
         world_size: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        payload_checksums: PayloadChecksums = "auto",
     ) -> None:
         rank, world_size = distributed_place(rank, world_size)
         self._settings = LoaderSettings(
@@ -172,6 +178,7 @@ class StreamingLeRobotDataset(ResumableDataset):
         check_timeout("sidecar_lock_timeout_s", sidecar_lock_timeout_s)
         check_mapping("delta_timestamps", delta_timestamps)
         check_mapping("storage_options", storage_options)
+        check_payload_checksums(payload_checksums)
         location = parse_location(repo_id if root is None else root, repo_type=repo_type, revision=revision)
         self._store = open_store(
             location,
@@ -211,6 +218,8 @@ class StreamingLeRobotDataset(ResumableDataset):
         # The path alone: the record of a large dataset's sidecar would be sent to every worker.
         self._sidecar: Path | None = None
         identity: SidecarIdentity | None = None
+        self._checksums: ChecksumFile | None = None
+        self._require_checksums = payload_checksums == "require"
         if self._layout.video_files() and len(self._positions):
             # Here rather than in the workers, so that only one process of the rank builds it.
             resolved = resolve_sidecar(
@@ -223,6 +232,9 @@ class StreamingLeRobotDataset(ResumableDataset):
                 progress=BuildNotice(self.repo_id),
             )
             self._sidecar, identity = resolved.path, resolved.identity
+            self._checksums = open_payload_checksums(
+                payload_checksums, self._store, self._layout, resolved, self._positions
+            )
         template = LoaderState(
             data_root=self._store.location.root,
             revision=self._store.location.revision or "",
@@ -236,9 +248,11 @@ class StreamingLeRobotDataset(ResumableDataset):
             num_workers=0,
             batch_size=1,
         )
-        self._checkpoint = Checkpointer(template, self._lengths, repeat=repeat)
+        self._checkpoint = Checkpointer(template, EpisodeShares(self._lengths), repeat=repeat)
         self.log_interval_s = log_interval_s()
         self._process: PerProcess[ProcessReader] = PerProcess(ProcessReader)
+        self._export = MetricsExport()
+        self._serve_from_environment()
 
     # -- what it is -------------------------------------------------------------------------------
 
@@ -318,13 +332,8 @@ class StreamingLeRobotDataset(ResumableDataset):
     def _start_pipeline(self, placer: Placer, progress: Progress) -> EpochPipeline | None:
         if not len(self._positions):
             return None
-        return self._process.get().start_epoch(
-            self._episode_loader(),
-            self._builder,
+        return self._start_epoch(
             self._settings,
-            self._lengths,
-            self._positions,
-            self._layout.episodes.episode_index[self._positions],
             epoch=progress.state.epoch,
             worker=progress.part,
             num_workers=progress.state.num_workers,
@@ -334,18 +343,39 @@ class StreamingLeRobotDataset(ResumableDataset):
             placer=placer,
         )
 
+    def _start_epoch(self, settings: LoaderSettings, **place: Any) -> EpochPipeline | None:
+        """See `ProcessReader.start_epoch`."""
+        return self._process.get().start_epoch(
+            self._episode_loader(),
+            self._builder,
+            settings,
+            self._lengths,
+            self._positions,
+            self._layout.episodes.episode_index[self._positions],
+            **place,
+        )
+
     def _episode_loader(self) -> EpisodeLoader:
         reader = self._process.get()
-        return reader.loader(self._store, self._layout, self._open_tracks, self._settings.tolerance_s)
+        return reader.loader(
+            self._store,
+            self._layout,
+            self._open_tracks,
+            self._settings.tolerance_s,
+            self._checksums,
+            self._require_checksums,
+        )
 
     def _tick(self, progress: Progress) -> None:
         reader = self._process.get()
         reader.report.tick(self._who(progress), self.log_interval_s, reader.snapshot)
+        self._export.tick(progress.part, reader.snapshot)
 
     def _tell(self, progress: Progress) -> None:
         reader = self._process.get()
         if self.log_interval_s > 0:
             reader.report.tell(f"{self._who(progress)} has ended", reader.snapshot())
+        self._export.tell(progress.part, reader.snapshot)
 
     def _who(self, progress: Progress) -> str:
         return f"rank {self.rank} worker {progress.part} epoch {progress.state.epoch}"
@@ -392,6 +422,7 @@ class StreamingLeRobotDataset(ResumableDataset):
 
     def close(self) -> None:
         """End iterations of this process and close its files and decoders; iterating opens them again."""
+        self._export.close()
         reader = self._process.drop()
         if reader is not None:
             reader.close()

@@ -15,7 +15,7 @@ from lrstream.streaming.decode import DecoderPool
 from lrstream.streaming.episode import EpisodeRecord
 from lrstream.streaming.metrics import LoaderMetrics
 from lrstream.streaming.samples import SampleBuilder
-from lrstream.streaming.threads import JobThreads
+from lrstream.streaming.threads import JobThreads, ThreadShare
 
 __all__ = ["DecodeStage", "Outcome", "QueuedAnchor"]
 
@@ -64,6 +64,7 @@ class DecodeStage:
         decoders: Open decoders.
         metrics: Where times go.
         num_threads: Most threads.
+        threads: Threads that several stages use; None = its own.
         is_transforming: Whether image transforms run here.
         memory: What stacks the samples later.
     """
@@ -75,6 +76,7 @@ class DecodeStage:
         metrics: LoaderMetrics,
         *,
         num_threads: int,
+        threads: JobThreads | None = None,
         is_transforming: bool,
         memory: BatchMemory | None = None,
     ) -> None:
@@ -83,7 +85,9 @@ class DecodeStage:
         self._is_transforming = is_transforming and builder.image_transforms is not None
         self._metrics = metrics
         self._memory = memory
-        self._threads = JobThreads("lrstream-decode", num_threads)
+        self._threads: JobThreads | ThreadShare = (
+            JobThreads("lrstream-decode", num_threads) if threads is None else ThreadShare(threads)
+        )
         self._lock = threading.Lock()
         self._waiting: dict[_GopKey, _Job] = {}  # that no thread has begun, by episode and GOP
         self._leases: dict[int, Lease[EpisodeRecord]] = {}  # of anchors that are not decoded yet

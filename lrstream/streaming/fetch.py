@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from lrstream.errors import LrstreamError
 from lrstream.layout.layout import DatasetLayout
 from lrstream.layout.rows import EpisodeRowReader, EpisodeRows
+from lrstream.sidecar.checksum_file import ChecksumFile
 from lrstream.storage.store import DatasetStore
 from lrstream.streaming.budget import EpisodeByteCache
 from lrstream.streaming.clip import Clip, ClipTable
@@ -28,6 +29,7 @@ from lrstream.streaming.episode import CameraRecord, EpisodeRecord
 from lrstream.streaming.metrics import LoaderMetrics
 from lrstream.streaming.sources import EpisodeSpans, TrackSource, VideoFiles
 from lrstream.streaming.threads import JobThreads
+from lrstream.streaming.verify import PayloadReader
 
 __all__ = ["EpisodeLoader", "FetchFrontier"]
 
@@ -48,6 +50,8 @@ class EpisodeLoader:
         tracks: Sample tables of its videos; None for a dataset without video.
         tolerance_s: Largest distance between a row and its picture.
         metrics: Where times and bytes are counted.
+        checksums: Checksums of the payload, where there are any.
+        require_checksums: Whether payload without a checksum is refused.
     """
 
     def __init__(
@@ -58,12 +62,15 @@ class EpisodeLoader:
         *,
         tolerance_s: float,
         metrics: LoaderMetrics,
+        checksums: ChecksumFile | None = None,
+        require_checksums: bool = False,
     ) -> None:
         self._layout = layout
         self._tolerance_s = tolerance_s
         self._metrics = metrics
         self._rows = EpisodeRowReader(store, layout, max_open_files=_MAX_OPEN_FILES)
         self._files = VideoFiles(store, tracks, _MAX_OPEN_FILES)
+        self._payload = PayloadReader(checksums, metrics, strict=require_checksums)
         self._spans = EpisodeSpans(layout.episodes, self._files)
 
     @property
@@ -114,13 +121,14 @@ class EpisodeLoader:
 
     def _read_clip(self, position: int, camera: str) -> Clip:
         span = self._spans.span(position, camera)
+        episode_index = int(self._layout.episodes.episode_index[position])
         with self._files.use(self._layout.episodes.cameras[camera].path(position)) as file:
             with self._metrics.timed("payload"):
-                payload = file.source.read(span.start_byte, span.stop_byte)
+                payload = self._payload.read(file.source, span, episode_index=episode_index, camera=camera)
             self._metrics.add_payload(len(payload))
             return Clip(
                 camera=camera,
-                episode_index=int(self._layout.episodes.episode_index[position]),
+                episode_index=episode_index,
                 file_path=file.track.file_path,
                 span=span,
                 config=file.config,

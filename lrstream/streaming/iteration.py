@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from lrstream.streaming.batches import Sample
 from lrstream.streaming.checkpoint import Progress
-from lrstream.streaming.pipeline import EpochPipeline
 
-__all__ = ["DatasetIterator", "failing_iterator"]
+__all__ = ["DatasetIterator", "SampleStream", "failing_iterator"]
+
+
+class SampleStream(Protocol):
+    """The rest of one epoch of one worker, one sample after the other."""
+
+    is_complete: bool
+    """Whether all of it has been delivered, rather than given up."""
+
+    def __next__(self) -> Sample:
+        """The next sample."""
+        ...
+
+    def __iter__(self) -> Iterator[Sample]:
+        """Itself."""
+        ...
 
 
 class DatasetIterator(Iterator[Sample]):
@@ -27,7 +42,7 @@ class DatasetIterator(Iterator[Sample]):
 
     def __init__(
         self,
-        start: Callable[[Progress], EpochPipeline | None],
+        start: Callable[[Progress], SampleStream | None],
         progress: Progress,
         worker: int,
         *,
@@ -41,7 +56,7 @@ class DatasetIterator(Iterator[Sample]):
         self._repeat = repeat
         self._after_sample = after_sample
         self._at_end = at_end
-        self._pipeline: EpochPipeline | None = None
+        self._pipeline: SampleStream | None = None
         self._is_started = self._is_ended = False
         # The rest of an epoch may be empty without the next one being so.
         self._may_be_empty = progress.num_samples > 0 or progress.stage > 0

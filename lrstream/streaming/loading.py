@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from lrstream.errors import UsageError
 from lrstream.streaming.planning import Frames
-from lrstream.streaming.state import LoaderState, check_compatible, remaining_after, replan, resume_offsets
+from lrstream.streaming.state import (
+    LoaderState,
+    check_compatible,
+    offsets_of,
+    owned_frames,
+    remaining_after,
+    replan,
+)
 
-__all__ = ["KEY_OF_WORKER", "Loaded", "Sizes", "StateLoading"]
+__all__ = ["KEY_OF_WORKER", "EpisodeShares", "Loaded", "Shares", "Sizes", "StateLoading"]
 
 KEY_OF_WORKER = "worker"
 """What tells the state of one DataLoader worker from that of a whole loader."""
@@ -21,6 +28,41 @@ KEY_OF_WORKER = "worker"
 Sizes = Callable[[], npt.NDArray[np.int64]]
 
 _NUMBERS = ("num_workers", "batch_size", "drop_last")
+
+
+class Shares(Protocol):
+    """Who delivers how much, as far as positions are concerned."""
+
+    def owned(self, state: LoaderState, frames: Frames | None) -> list[npt.NDArray[np.int64]]:
+        """Samples of each worker in the current stage of an epoch, int64[workers], for each rank."""
+        ...
+
+    def left(self, state: LoaderState, sizes: Sizes) -> Frames | None:
+        """What earlier stages of the epoch have not delivered; None where there are none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeShares:
+    """Shares of one dataset.
+
+    Attributes:
+        lengths: int64[n], frames of each selected episode.
+    """
+
+    lengths: npt.NDArray[np.int64]
+
+    def owned(self, state: LoaderState, frames: Frames | None) -> list[npt.NDArray[np.int64]]:
+        """See `Shares`."""
+        return owned_frames(state, self.lengths, frames)
+
+    def left(self, state: LoaderState, sizes: Sizes) -> Frames | None:
+        """See `Shares`."""
+        if not state.earlier_stages:
+            return None
+        return remaining_after(
+            state.earlier_stages, self.lengths, seed=state.seed, epoch=state.epoch, sizes=sizes()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +94,11 @@ class StateLoading:
 
     Attributes:
         template: The state at the start of epoch 0, read in this process, in batches of one sample.
-        lengths: int64[n], frames of each selected episode.
+        shares: Who delivers how much.
     """
 
     template: LoaderState
-    lengths: npt.NDArray[np.int64]
+    shares: Shares
 
     def _own(self, state: LoaderState) -> LoaderState:
         """The state as this process would save it: the dataset may have been moved."""
@@ -67,13 +109,6 @@ class StateLoading:
             revision=here.revision,
             content_digest=here.content_digest,
             rank=here.rank,
-        )
-
-    def _left(self, state: LoaderState, sizes: Sizes) -> Frames | None:
-        if not state.earlier_stages:
-            return None
-        return remaining_after(
-            state.earlier_stages, self.lengths, seed=state.seed, epoch=state.epoch, sizes=sizes()
         )
 
     def exact(
@@ -93,8 +128,8 @@ class StateLoading:
         """
         given = {name: getattr(saved, name) for name in _NUMBERS} | dict(numbers or {})
         check_compatible(saved, replace(self.template, **given), ignore=ignore)
-        frames = self._left(saved, sizes)
-        offsets = resume_offsets(saved, self.lengths, rank=self.template.rank, frames=frames)
+        frames = self.shares.left(saved, sizes)
+        offsets = offsets_of(saved, self.shares.owned(saved, frames), rank=self.template.rank)
         return Loaded(self._own(saved), saved.num_workers, offsets.samples, offsets.next_worker, frames)
 
     def elastic(self, saved: LoaderState, sizes: Sizes, ignore: Collection[str]) -> Loaded:
@@ -102,9 +137,9 @@ class StateLoading:
         current = replace(self.template, epoch=saved.epoch)
         check_compatible(saved, current, elastic=True, ignore=ignore)
         # Refuses a position beyond the end.
-        resume_offsets(saved, self.lengths, rank=0, frames=self._left(saved, sizes))
+        offsets_of(saved, self.shares.owned(saved, self.shares.left(saved, sizes)), rank=0)
         state = replan(saved, current)
-        return Loaded(state, None, frames=self._left(state, sizes))
+        return Loaded(state, None, frames=self.shares.left(state, sizes))
 
     def of_worker(
         self,
@@ -140,4 +175,4 @@ class StateLoading:
             )
         counts = [0] * saved.settings.num_parts
         counts[part] = samples
-        return Loaded(self._own(saved), worker[1], tuple(counts), 0, self._left(saved, sizes), part)
+        return Loaded(self._own(saved), worker[1], tuple(counts), 0, self.shares.left(saved, sizes), part)

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, default_collate
 
+from lrstream.streaming.batches import Sample
 from lrstream.streaming.checkpoint import Progress
 from lrstream.streaming.dataset import StreamingLeRobotDataset
 from lrstream.streaming.footprint import Footprint, total_footprint
-from lrstream.streaming.samples import Sample
 
 __all__ = ["EpochTimes", "MeasuredDataset", "ProcessReport", "RunLimits", "measure_epoch"]
 

@@ -7,14 +7,17 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-__all__ = ["LoaderMetrics", "Stage", "WaitHistogram"]
+__all__ = ["LoaderMetrics", "PayloadCheck", "Stage", "WaitHistogram"]
 
 Stage = Literal["rows", "payload", "assembly", "decode", "transform"]
 """Per episode: Parquet rows, MP4 ranges, building the record. Per sample: decoding, image transforms."""
 
 _STAGES: tuple[Stage, ...] = ("rows", "payload", "assembly", "decode", "transform")
+
+PayloadCheck = Literal["correct", "unchecked", "healed", "damaged"]
+"""What came of checking a span: right at once, no checksum, right when read again, wrong twice."""
 
 # Waits are counted in buckets whose bounds grow by a quarter of a power of two from a microsecond on, so
 # a percentile is right within 19 % and the memory is constant.
@@ -103,6 +106,7 @@ class LoaderMetrics:
         self._refill_stalls = 0
         self._refill_stall_s = 0.0
         self._peak_reserved_bytes = 0
+        self._payload_checks: dict[str, int] = dict.fromkeys(get_args(PayloadCheck), 0)
 
     @contextmanager
     def timed(self, stage: Stage, count: int = 1) -> Iterator[None]:
@@ -126,6 +130,11 @@ class LoaderMetrics:
         """Count bytes of MP4 payload that arrived."""
         with self._lock:
             self._fetched_bytes += num_bytes
+
+    def add_payload_check(self, outcome: PayloadCheck) -> None:
+        """Count a span that was held against its checksum, or had none."""
+        with self._lock:
+            self._payload_checks[outcome] += 1
 
     def add_episode(self, num_frames: int) -> None:
         """Count an episode that was loaded, and its frames."""
@@ -189,4 +198,5 @@ class LoaderMetrics:
                 "refill_stalls": self._refill_stalls,
                 "refill_stall_s": self._refill_stall_s,
                 "peak_reserved_bytes": self._peak_reserved_bytes,
+                "payload_checks": dict(self._payload_checks),
             }

@@ -36,6 +36,7 @@ from lrstream.streaming.fetch import EpisodeLoader, FetchFrontier
 from lrstream.streaming.metrics import LoaderMetrics
 from lrstream.streaming.pool import AnchorPlan, PlanBlock
 from lrstream.streaming.samples import SampleBuilder
+from lrstream.streaming.threads import JobThreads
 
 __all__ = ["EpochPipeline", "PipelineOptions"]
 
@@ -89,6 +90,7 @@ class EpochPipeline:
         metrics: Where times and counts go.
         skip_anchors: Anchors of the plan that were delivered before.
         placer: Says in which row of a batch each sample is to be made; None = nowhere in particular.
+        threads: Decode threads that several pipelines use; None = its own, as many as `options` say.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class EpochPipeline:
         metrics: LoaderMetrics,
         skip_anchors: int = 0,
         placer: Placer | None = None,
+        threads: JobThreads | None = None,
     ) -> None:
         self._builder = builder
         self._placer = placer
@@ -126,6 +129,7 @@ class EpochPipeline:
             decoders,
             metrics,
             num_threads=options.decode_threads,
+            threads=threads,
             is_transforming=options.transform_in_threads,
             memory=None if placer is None else placer.memory,
         )
@@ -138,6 +142,7 @@ class EpochPipeline:
         self._is_planned_out = False
         self.is_complete = False
         """Whether all that the plan holds has been delivered."""
+        self._num_ahead = options.decoded_queue_size
         self._num_scheduled = 0
         self._num_delivered = 0
         self._early: dict[int, Outcome] = {}  # finished before their turn
@@ -184,6 +189,20 @@ class EpochPipeline:
         self._early.clear()
         self._end()
 
+    def prepare(self, num_ahead: int) -> None:
+        """Have so many samples under way from now on, as far as that is possible without waiting.
+
+        For a consumer that takes samples from several pipelines, and knows when it needs which: in place
+        of `PipelineOptions.decoded_queue_size`. With 0 episodes begin to be fetched, and no more.
+        """
+        if not self._end.alive:
+            return
+        self._num_ahead = max(1, num_ahead)
+        if num_ahead:
+            self._schedule(may_wait=False)
+        elif self._peek() is not None:
+            self._admit_block(is_idle=False)
+
     def _wait_for(self, number: int) -> Outcome:
         while (outcome := self._early.pop(number, None)) is None:
             for finished in self._decoding.outcomes.get():
@@ -192,14 +211,14 @@ class EpochPipeline:
 
     # -- scheduling -------------------------------------------------------------------------------
 
-    def _schedule(self) -> None:
+    def _schedule(self, *, may_wait: bool = True) -> None:
         """Hand out anchors up to the queue's size, or until one of them has to wait; a few at a time."""
         num_under_way = self._num_scheduled - self._num_delivered
-        if 0 < num_under_way > self._options.decoded_queue_size - self._job_size:
+        if may_wait and 0 < num_under_way > self._num_ahead - self._job_size:
             return
         job: list[QueuedAnchor] = []
-        while num_under_way < self._options.decoded_queue_size:
-            anchor = self._next_ready(num_under_way == 0)
+        while num_under_way < self._num_ahead:
+            anchor = self._next_ready(may_wait and num_under_way == 0)
             if anchor is None:
                 break
             job.append(anchor)

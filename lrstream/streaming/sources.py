@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from lrstream.errors import LrstreamError, TimestampError
 from lrstream.layout.episodes import EpisodeTable
 from lrstream.mp4.codec_config import CodecConfig, codec_configuration
-from lrstream.mp4.span import Span, SpanFinder
-from lrstream.mp4.synthesis import mini_mp4_size
+from lrstream.mp4.measure import mini_mp4_sizes
+from lrstream.mp4.span import Span, SpanFinder, Spans
 from lrstream.mp4.track import TrackIndex
 from lrstream.storage.byte_source import ByteSource
 from lrstream.storage.store import DatasetStore
@@ -139,12 +139,15 @@ class EpisodeSpans:
             TimestampError: The metadata of an episode do not fit its video.
         """
         wanted = np.asarray(positions, dtype=np.int64)
-        unknown = wanted[self._sizes[wanted] < 0]
+        unknown = np.unique(wanted[self._sizes[wanted] < 0])
         totals = np.zeros(len(unknown), dtype=np.int64)
         for camera, columns in self._episodes.cameras.items():
-            # File by file, so that each sample table is looked at once.
-            for place in np.argsort(columns.file[unknown], kind="stable").tolist():
-                totals[place] += self._measure(int(unknown[place]), camera)
+            numbers = columns.file[unknown]
+            order = np.argsort(numbers, kind="stable")
+            # File by file, and all episodes of a file at once.
+            for group in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+                if len(group):
+                    totals[group] += self._measure(unknown[group], camera)
         self._sizes[unknown] = totals
         sizes: NDArray[np.int64] = self._sizes[wanted]
         return sizes
@@ -153,29 +156,30 @@ class EpisodeSpans:
         """Span of the episode at a position of the episode table."""
         known = self._spans[camera][position]
         if not known.any():
-            self._measure(position, camera)
+            self._find(np.array([position]), camera)
         return Span(*self._spans[camera][position].tolist())
 
-    def _measure(self, position: int, camera: str) -> int:
-        """Find a span and remember it; returns the bytes of its mini-MP4."""
+    def _measure(self, positions: NDArray[np.int64], camera: str) -> NDArray[np.int64]:
+        """Find and remember the spans of episodes in one file; returns the bytes of their mini-MP4s."""
+        with self._files.use(self._episodes.cameras[camera].path(int(positions[0]))) as file:
+            return mini_mp4_sizes(file.track, self._find(positions, camera))
+
+    def _find(self, positions: NDArray[np.int64], camera: str) -> Spans:
+        """Find and remember the spans of episodes in one file."""
         columns = self._episodes.cameras[camera]
-        from_s, to_s = float(columns.from_s[position]), float(columns.to_s[position])
-        path = columns.path(position)
+        from_s, to_s = columns.from_s[positions], columns.to_s[positions]
+        path = columns.path(int(positions[0]))
         with self._files.use(path) as file:
             try:
-                span = file.finder.find(from_s, to_s)
+                spans = file.finder.find_all(from_s, to_s)
             except TimestampError as error:
-                episode_index = int(self._episodes.episode_index[position])
+                fields = dict(error.fields)
+                episode_index = int(self._episodes.episode_index[positions[fields.pop("interval")]])
                 place = {"episode_index": episode_index, "camera": camera, "file_path": path}
                 raise TimestampError(
                     f"Episode {episode_index}, camera {camera}, file {path}: {error.message}",
                     hint=error.hint,
-                    **{**error.fields, **place},
+                    **{**fields, **place},
                 ) from error
-            self._spans[camera][position] = (
-                span.first_sample,
-                span.stop_sample,
-                span.start_byte,
-                span.stop_byte,
-            )
-            return mini_mp4_size(file.track, span)
+        self._spans[camera][positions] = np.stack(spans, axis=1)
+        return spans

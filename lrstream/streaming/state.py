@@ -41,6 +41,8 @@ __all__ = [
     "WorkerOffsets",
     "batches_of_samples",
     "check_compatible",
+    "offsets_of",
+    "owned_frames",
     "remaining_after",
     "replan",
     "resume_offsets",
@@ -184,6 +186,11 @@ class LoaderState:
         if not isinstance(values, Mapping) or "format_version" not in values:
             raise UsageError(
                 "The loader state has no format version, so it was saved by another loader.", hint=_START_ANEW
+            )
+        if "mixture" in values:
+            raise UsageError(
+                "The loader state is of a mixture of datasets, not of one.",
+                hint="Load it into a MixtureDataset of the same members.",
             )
         version = values["format_version"]
         if type(version) is not int or not 1 <= version <= STATE_FORMAT_VERSION:
@@ -332,22 +339,33 @@ def resume_offsets(
     Raises:
         UsageError: The position lies beyond the end of the epoch on every rank.
     """
+    return offsets_of(state, owned_frames(state, lengths, frames), rank=rank)
+
+
+def owned_frames(
+    state: LoaderState, lengths: npt.ArrayLike, frames: Sequence[npt.NDArray[np.integer]] | None = None
+) -> list[Int64Array]:
+    """Anchors of each worker, int64[workers], for each rank; arguments as in `resume_offsets`."""
     if state.earlier_stages and frames is None:
         raise UsageError("This epoch was resumed with other numbers; its remaining frames are needed.")
     weights = _weights(lengths, frames)
     left = weights[weights > 0]
-    by_rank = [
+    return [
         np.array([int(left[share].sum()) for share in shares], dtype=np.int64)
         for shares in partition_streams(left, state.world_size, state.num_workers)
     ]
-    longest = max(int(num_batches_of(f, state.batch_size, drop_last=state.drop_last).sum()) for f in by_rank)
+
+
+def offsets_of(state: LoaderState, owned: Sequence[Int64Array], *, rank: int) -> WorkerOffsets:
+    """`resume_offsets` from what each worker of each rank owns."""
+    longest = max(int(num_batches_of(f, state.batch_size, drop_last=state.drop_last).sum()) for f in owned)
     if state.num_batches > longest:
         raise UsageError(
             f"The loader state is at batch {state.num_batches}, but the epoch has {longest} batches of "
             f"{state.batch_size} on the longest rank.",
             hint=_START_ANEW,
         )
-    return worker_offsets(state.num_batches, state.batch_size, by_rank[rank], drop_last=state.drop_last)
+    return worker_offsets(state.num_batches, state.batch_size, owned[rank], drop_last=state.drop_last)
 
 
 def _weights(lengths: npt.ArrayLike, frames: Sequence[npt.NDArray[np.integer]] | None) -> Int64Array:

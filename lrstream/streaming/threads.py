@@ -11,8 +11,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
-__all__ = ["JobThreads"]
+__all__ = ["JobThreads", "ThreadShare"]
 
 Job = Callable[[], None]
 
@@ -83,3 +84,42 @@ class JobThreads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
+
+
+class ThreadShare:
+    """Use of threads that others use, too: like `JobThreads`, but closing ends its own jobs only.
+
+    Args:
+        threads: Whose threads these are; closed by their owner.
+    """
+
+    def __init__(self, threads: JobThreads) -> None:
+        self._threads = threads
+        self._changed = threading.Condition()
+        self._running: set[int] = set()  # threads that are in one of these jobs
+        self._is_closed = False
+
+    def submit(self, job: Job) -> None:
+        """Queue a job; after `close` it is dropped."""
+        if not self._is_closed:
+            self._threads.submit(partial(self._run, job))
+
+    def _run(self, job: Job) -> None:
+        me = threading.get_ident()
+        with self._changed:
+            if self._is_closed:
+                return
+            self._running.add(me)
+        try:
+            job()
+        finally:
+            with self._changed:
+                self._running.discard(me)
+                self._changed.notify_all()
+
+    def close(self, timeout_s: float) -> bool:
+        """Drop jobs that have not begun and wait for those that have; whether all have ended."""
+        me = threading.get_ident()
+        with self._changed:
+            self._is_closed = True
+            return self._changed.wait_for(lambda: not self._running - {me}, timeout_s)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lrstream.layout.layout import DatasetLayout
+from lrstream.sidecar.checksum_file import ChecksumFile
 from lrstream.storage.store import DatasetStore
 from lrstream.streaming.batches import BatchMemory, Placer
 from lrstream.streaming.decode import DecoderPool
@@ -24,6 +25,7 @@ from lrstream.streaming.report import PeriodicReport
 from lrstream.streaming.samples import SampleBuilder
 from lrstream.streaming.settings import LoaderSettings
 from lrstream.streaming.sources import TrackSource
+from lrstream.streaming.threads import JobThreads
 
 __all__ = ["ProcessReader"]
 
@@ -53,13 +55,21 @@ class ProcessReader:
         layout: DatasetLayout,
         open_tracks: Callable[[], TrackSource | None],
         tolerance_s: float,
+        checksums: ChecksumFile | None = None,
+        require_checksums: bool = False,
     ) -> EpisodeLoader:
         """The loader of this process, opened at the first call."""
         with self.lock:
             if self._loader is None:
                 self._tracks, self._store = open_tracks(), store
                 self._loader = EpisodeLoader(
-                    store, layout, self._tracks, tolerance_s=tolerance_s, metrics=self.metrics
+                    store,
+                    layout,
+                    self._tracks,
+                    tolerance_s=tolerance_s,
+                    metrics=self.metrics,
+                    checksums=checksums,
+                    require_checksums=require_checksums,
                 )
             return self._loader
 
@@ -88,6 +98,7 @@ class ProcessReader:
         stage: int = 0,
         frames: Frames | None = None,
         placer: Placer | None = None,
+        threads: JobThreads | None = None,
     ) -> EpochPipeline | None:
         """A pipeline for one worker's share of an epoch; None where it owns no episode.
 
@@ -105,6 +116,7 @@ class ProcessReader:
             stage: How often this epoch was planned anew for other numbers (LD-15).
             frames: Anchors of each selected episode in this stage; None = all.
             placer: Says where samples are made, see `EpochPipeline`.
+            threads: Decode threads, where several pipelines share them; None = its own.
         """
         rank = settings.rank
         plan_settings = settings.plan_settings(epoch=epoch, num_workers=num_workers, stage=stage)
@@ -145,6 +157,7 @@ class ProcessReader:
             metrics=self.metrics,
             skip_anchors=skip_anchors,
             placer=placer,
+            threads=threads,
         )
         self._pipelines.add(pipeline)
         return pipeline

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from lrstream import StreamingLeRobotDataset
+from lrstream import MixtureDataset, StreamingLeRobotDataset
 from lrstream.cli.app import PROGRAM, app
 from lrstream.cli.describe import describe
 from lrstream.commands.benchmark_checks import BENCHMARK_CODES
@@ -114,11 +114,12 @@ def run_script(text: str, directory: Path) -> None:
     assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
 
 
-def test_the_reference_lists_every_argument_with_its_default() -> None:
+@pytest.mark.parametrize("described", [StreamingLeRobotDataset, MixtureDataset])
+def test_the_reference_lists_every_argument_with_its_default(described: type) -> None:
     text = (ROOT / "docs/reference/python.md").read_text(encoding="utf-8")
-    section = text.split("## `StreamingLeRobotDataset`")[1].split("\n### ")[0]
+    section = re.split(r"\n\n(?=\| \| \|)|\n### ", text.split(f"## `{described.__name__}`")[1])[0]
     documented = dict(re.findall(r"^\| `(\w+)` \| (?:`([^`]*)`)? ?\|", section, re.MULTILINE))
-    parameters = inspect.signature(StreamingLeRobotDataset).parameters
+    parameters = inspect.signature(described).parameters
     expected = {
         name: "" if item.default is inspect.Parameter.empty else repr(item.default)
         for name, item in parameters.items()

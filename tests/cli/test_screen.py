@@ -103,3 +103,16 @@ def test_a_problem_names_its_place_once() -> None:
         "  hint: Copy it.",
         "error [mp4]: a.mp4: Episode 3 is cut.",
     ]
+
+
+def test_too_narrow_terminals_get_lines_in_place_of_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert table_on(Terminal()).splitlines() == [
+        "file: a.mp4",
+        "bytes: 1234567890",
+        "samples/s: 1234.5",
+        "file: b.mp4",
+        "bytes: 7",
+        "samples/s: 0.1",
+    ]

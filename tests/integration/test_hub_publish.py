@@ -270,14 +270,14 @@ def test_a_branch_that_moves_meanwhile(
     """Somebody else commits between the look and the commit: the Hub refuses, and it is tried again."""
     hub.branch(REPO, PUBLICATION_BRANCH)
     moves = iter(range(2))
-    upload = hub_write.commit_file
+    upload = hub_write.commit_files
 
     def after_another(*arguments: Any, **options: Any) -> str:
         if next(moves, None) is not None:
             hub.commit_files(REPO, {"notes.txt": str(len(hub.log)).encode()}, branch=PUBLICATION_BRANCH)
         return upload(*arguments, **options)
 
-    monkeypatch.setattr("lrstream.sidecar.publish.commit_file", after_another)
+    monkeypatch.setattr("lrstream.sidecar.publish.commit_files", after_another)
     report = publish(archive)
     assert report.action == "published"
     assert hub.log.count("/commit/", method="POST", status=412) == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def epoch(
     return samples
 
 
-def assert_same_epoch(found: list[Sample], expected: list[Sample]) -> None:
+def assert_same_epoch(found: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Any]]) -> None:
     """Equal samples in equal order: keys, types, values, pixels."""
     assert [int(sample["index"]) for sample in found] == [int(sample["index"]) for sample in expected]
     for one, other in zip(found, expected, strict=True):

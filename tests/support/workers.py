@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch.utils.data import IterableDataset
 from torch.utils.data._utils import worker as torch_worker
 
 from lrstream.demo import DemoCamera, DemoSpec
@@ -27,7 +28,7 @@ SMALL = DemoSpec(
 
 
 @contextmanager
-def as_worker(dataset: StreamingLeRobotDataset, number: int, num_workers: int) -> Iterator[None]:
+def as_worker(dataset: IterableDataset[Any], number: int, num_workers: int) -> Iterator[None]:
     """Make `get_worker_info()` say that this is a DataLoader worker; with 0 workers nothing."""
     before = torch_worker._worker_info
     if num_workers:

@@ -45,7 +45,7 @@ FAULT_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "expired-url": {},  # 403 as for a signed URL past its date
     "forbidden": {},  # 403, body "SignatureError"
     "slow": {"latency_s": 0.0, "bytes_per_s": None},  # combines with another fault
-    "flip-byte": {"offset": 0},  # inverts the body byte at `offset` of the reply
+    "flip-byte": {"offset": 0, "mask": 0xFF},  # changes bits of the body byte at `offset` of the reply
     "wrong-etag": {"etag": '"00000000000000000000000000000000"'},  # ETag and X-Linked-ETag
     "drop-headers": {"names": ()},
 }

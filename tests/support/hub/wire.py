@@ -252,7 +252,7 @@ class _RoleHandler(BaseHTTPRequestHandler):
                 plan.content.read(plan.start + offset, plan.start + min(offset + step, plan.sent))
             )
             if plan.flipped is not None and offset <= plan.flipped < offset + len(block):
-                block[plan.flipped - offset] ^= 0xFF
+                block[plan.flipped - offset] ^= plan.flip_mask
             if bytes_per_s is not None:
                 due = begun + (offset + len(block)) / bytes_per_s
                 self.server.stopping.wait(max(0.0, due - time.monotonic()))
@@ -276,6 +276,7 @@ class _Plan:
     sent: int
     announced: int
     flipped: int | None = None
+    flip_mask: int = 0xFF
 
 
 def _plan_body(reply: Reply, range_header: str | None, *, ignore_range: bool) -> _Plan:
@@ -360,7 +361,7 @@ def _spoil(plan: _Plan, fault: Fault) -> None:
                 first, last = (int(value) + given["shift"] for value in match.groups()[:2])
                 plan.headers["Content-Range"] = f"bytes {first}-{last}/{match[3]}"
         case "flip-byte":
-            plan.flipped = given["offset"]
+            plan.flipped, plan.flip_mask = given["offset"], given["mask"]
         case "wrong-etag":
             for name in ("ETag", "X-Linked-ETag"):
                 if name in plan.headers:

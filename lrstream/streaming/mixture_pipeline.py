@@ -13,6 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 
 from lrstream.errors import LrstreamError
@@ -115,7 +116,6 @@ class MixturePipeline:
         self._metrics = metrics
         self._coming: deque[int] = deque()
         self._counts = [0] * len(streams)  # of each member in `_coming`
-        self._numbers = [torch.tensor(member) for member in range(len(streams))]
         self._is_begun = False
         self.is_complete = False
         """Whether all samples have been delivered."""
@@ -141,7 +141,7 @@ class MixturePipeline:
         except BaseException:
             self.close()
             raise
-        sample[KEY_OF_MEMBER] = self._numbers[member].clone()
+        sample[KEY_OF_MEMBER] = torch.from_numpy(np.array(member, dtype=np.int64))
         sample.memory = self._memory
         self._metrics.add_sample(time.perf_counter() - started)
         return sample

@@ -66,7 +66,7 @@ def test_the_next_sample_is_the_next_one_at_every_sample(
 
 
 @pytest.mark.parametrize("options", [{}, WEIGHTS], ids=["every frame", "weights"])
-@pytest.mark.parametrize(("num_workers", "batch_size"), [(1, 4), (2, 3), (3, 5)])
+@pytest.mark.parametrize(("num_workers", "batch_size"), [(3, 3)])
 def test_batches_of_an_epoch_from_many_positions(
     pair: list[WrittenDataset], options: dict[str, Any], num_workers: int, batch_size: int
 ) -> None:
@@ -77,7 +77,7 @@ def test_batches_of_an_epoch_from_many_positions(
     assert len(expected) == dataset.partition_report(num_workers).batches_per_rank(
         batch_size, drop_last=False
     )
-    for position in range(0, len(expected) + 1, 3):
+    for position in range(0, len(expected) + 1, 4):
         dataset.resume(batches=position, batch_size=batch_size, num_workers=num_workers)
         assert in_turn(dataset, num_workers, batch_size) == expected[position:]
 
@@ -107,15 +107,11 @@ def test_repeating_iterations_continue_into_later_epochs(
 ) -> None:
     expected = anchors(itertools.islice(mix(pair, repeat=True, **options), 160))
     dataset = mix(pair, repeat=True, **options)
-    for position in (0, 30, 70, 125):
-        iterator = iter(dataset)
-        anchors(itertools.islice(iterator, position))
-        state = dataset.state_dict()
-        other = mix(pair, repeat=True, **options)
-        other.load_state_dict(state)
-        assert anchors(itertools.islice(other, 30)) == expected[position : position + 30]
-        del iterator
-        dataset.set_epoch(0)
+    iterator = iter(dataset)
+    anchors(itertools.islice(iterator, 125))
+    other = mix(pair, repeat=True, **options)
+    other.load_state_dict(dataset.state_dict())
+    assert anchors(itertools.islice(other, 30)) == expected[125:155]
 
 
 # -- StatefulDataLoader -----------------------------------------------------------------------------
@@ -123,8 +119,7 @@ def test_repeating_iterations_continue_into_later_epochs(
 
 @pytest.mark.timeout(120)
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore:'set_vital'")
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("options", [{}, WEIGHTS], ids=["every frame", "weights"])
+@pytest.mark.parametrize(("num_workers", "options"), [(0, {}), (2, {}), (2, WEIGHTS)])
 def test_a_stateful_data_loader_keeps_the_position(
     pair: list[WrittenDataset], num_workers: int, options: dict[str, Any]
 ) -> None:
@@ -163,7 +158,7 @@ def delivered(pair: list[WrittenDataset], world_size: int, num_workers: int, bat
     return found
 
 
-@pytest.mark.parametrize(("before", "after"), [((2, 2), (1, 0)), ((1, 0), (3, 1)), ((3, 2), (2, 3))])
+@pytest.mark.parametrize(("before", "after"), [((1, 0), (3, 1)), ((3, 2), (2, 3))])
 def test_the_rest_of_an_epoch_with_other_numbers(
     pair: list[WrittenDataset], before: tuple[int, int], after: tuple[int, int]
 ) -> None:

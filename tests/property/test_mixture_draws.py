@@ -29,7 +29,7 @@ def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draws, "RUN_DRAWS", RUN)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(COUNTS, st.integers(0, 2**64 - 1))
 def test_every_anchor_is_drawn_once_and_any_position_is_a_start(counts: list[int], seed: int) -> None:
     sequence = ProportionalDraws(counts, (seed, 3))
@@ -44,7 +44,7 @@ def test_every_anchor_is_drawn_once_and_any_position_is_a_start(counts: list[int
         sequence.counts_before(len(whole) + 1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(COUNTS, st.integers(0, 1000))
 def test_members_are_interleaved_in_proportion_everywhere(counts: list[int], seed: int) -> None:
     """After any draw, each member has had its part of the draws, to within a run and one sample."""
@@ -58,7 +58,7 @@ def test_members_are_interleaved_in_proportion_everywhere(counts: list[int], see
 
 def test_a_draw_is_in_proportion_to_what_remains() -> None:
     """3, 2 and 4 left give 3/9, 2/9 and 4/9; after that the second draw has one less of what was drawn."""
-    seeds = 6000
+    seeds = 3000
     pairs = Counter(
         tuple(itertools.islice(ProportionalDraws([3, 2, 4], (seed,)).starting_at(0), 2))
         for seed in range(seeds)
@@ -70,7 +70,7 @@ def test_a_draw_is_in_proportion_to_what_remains() -> None:
         assert abs(pairs[first, second] / seeds - float(expected)) < 5 * deviation
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(WEIGHTS, st.integers(0, 1000), st.integers(0, 200))
 def test_weighted_draws_have_exact_parts_in_every_run(weights: list[float], seed: int, position: int) -> None:
     quotas = quotas_of_weights(weights)
@@ -96,7 +96,7 @@ def test_weights_that_give_no_draws_are_refused(weights: list[float]) -> None:
         quotas_of_weights(weights)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.lists(st.integers(1, 30), max_size=7), min_size=1, max_size=4).filter(any),
     st.integers(1, 4),
@@ -159,7 +159,7 @@ def test_one_member_is_shared_as_if_it_were_alone() -> None:
     assert len({member_seed(7, member) for member in range(100)}) == 100
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(
         st.tuples(st.lists(st.integers(0, 10**6), max_size=5), st.integers(1, 32)), min_size=1, max_size=5

@@ -27,6 +27,9 @@ _Refusal: type[Exception] = next(
     if issubclass(cls, Exception) and hasattr(cls, "format_message")
 )
 
+# Every command has these, and people look for them in front.
+_COMMANDS_OPTIONS = ("--json", "--quiet", "-q", "--verbose", "-v", "--debug", "--cache-dir")
+
 app = typer.Typer(
     name=PROGRAM,
     help="Stream LeRobotDataset v3 into training without downloading it.",
@@ -147,6 +150,13 @@ def _explain(refusal: Any) -> tuple[str, str]:
     """Message and hint for arguments that the parser refused."""
     context = getattr(refusal, "ctx", None)
     path = context.command_path if context is not None else PROGRAM
+    option = getattr(refusal, "option_name", None)
+    if option in _COMMANDS_OPTIONS and getattr(getattr(context, "command", None), "commands", None):
+        return (
+            f"{option} stands behind a command, not before it.",
+            f"For example '{path} {'validate' if path == PROGRAM else 'COMMAND'} ./demo {option}'; "
+            f"'{path} --help' lists the commands.",
+        )
     return " ".join(refusal.format_message().split()), f"'{path} --help' lists what it takes."
 
 

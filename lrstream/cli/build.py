@@ -13,6 +13,8 @@ from lrstream.cli.options import (
     CommonOptions,
     DebugOption,
     JsonOption,
+    ProgressMode,
+    ProgressOption,
     QuietOption,
     RepoIdOption,
     RepoType,
@@ -148,6 +150,7 @@ def build(
     push: Annotated[
         bool, typer.Option("--push", help="Publish it beside the dataset afterwards (see publish).")
     ] = False,
+    progress_mode: ProgressOption = ProgressMode.auto,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
@@ -228,7 +231,7 @@ def build(
         facts_of_push = {} if pushed is None else {"publication": pushed.to_json()}
         return Answer(result={**result.to_json(), **facts_of_push}, show=show)
 
-    run_command("build", CommonOptions(as_json, quiet, verbose, debug, cache_dir), work)
+    run_command("build", CommonOptions(as_json, quiet, verbose, debug, cache_dir, progress_mode), work)
 
 
 _ORIGINS = {

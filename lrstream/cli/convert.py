@@ -13,6 +13,8 @@ from lrstream.cli.options import (
     CommonOptions,
     DebugOption,
     JsonOption,
+    ProgressMode,
+    ProgressOption,
     QuietOption,
     Texts,
     VerboseOption,
@@ -92,6 +94,7 @@ def convert(
         bool, typer.Option("--dry-run", help="Read and check everything, write nothing.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the output if it exists.")] = False,
+    progress_mode: ProgressOption = ProgressMode.auto,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
@@ -146,7 +149,7 @@ def convert(
 
         return Answer(result=jsonable(report), show=show)
 
-    run_command("convert", CommonOptions(as_json, quiet, verbose, debug, cache_dir), work)
+    run_command("convert", CommonOptions(as_json, quiet, verbose, debug, cache_dir, progress_mode), work)
 
 
 def _show_merged(screen: Screen, report: MergeReport) -> None:

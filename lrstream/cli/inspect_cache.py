@@ -25,6 +25,9 @@ from lrstream.errors import UsageError
 
 __all__ = ["TEXTS", "cache"]
 
+# Paths below the cache take some 90 columns, beside 40 for the rest.
+_WIDE_COLUMNS = 130
+
 TEXTS = Texts(
     "Show what lies in the caches, and clean up.",
     """\
@@ -131,12 +134,13 @@ def _show(screen: Screen, report: object) -> None:
     )
     if report.entries:
         screen.line()
+    is_narrow = screen.columns is not None and screen.columns < _WIDE_COLUMNS
     columns = [
         Column("what"),
         Column("state"),
         Column("MiB", is_number=True),
         Column("unused", is_number=True),
-        Column("path"),
+        Column("file"),
     ]
     if report.entries:
         screen.table(
@@ -147,7 +151,7 @@ def _show(screen: Screen, report: object) -> None:
                     entry.state + (" *" if entry.is_removable else ""),
                     f"{entry.size_bytes / 2**20:,.2f}",
                     span_of_time(report.now - entry.last_used),
-                    _short(entry, report),
+                    _short(entry, report, is_narrow=is_narrow),
                 )
                 for entry in report.entries
             ],
@@ -158,7 +162,7 @@ def _show(screen: Screen, report: object) -> None:
     findings(screen, report.findings)
 
 
-def _short(entry: Any, report: Any) -> str:
-    """The path below the cache, and of which dataset it is."""
-    path = str(entry.path.relative_to(report.home))
-    return f"{path} ({entry.repo_id})" if entry.repo_id else path
+def _short(entry: Any, report: Any, *, is_narrow: bool) -> str:
+    """The path below the cache, its name alone where there is little room, and of which dataset it is."""
+    path = entry.path.name if is_narrow else str(entry.path.relative_to(report.home))
+    return f"{path} ({entry.repo_id})" if entry.repo_id else str(path)

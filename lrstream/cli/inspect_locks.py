@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +31,8 @@ TEXTS = Texts(
 Show each lock: held or free, by whom, since when, alive or not, how far it has come, and what to do.
 
 Whether a lock is held is asked of the lock itself, not guessed from its age. Without PATH the local
-caches are looked at; PATH may be a lock, the file it guards, or a directory.
+caches are looked at; PATH may be a lock, the file it guards, or a directory. Free locks are only counted,
+unless --all asks for them; --json always has all.
 
 Locks of the operating system end with the process that holds them and need no breaking. Only on file
 systems without such locks are they plain files; --break frees those whose holder is dead or has given no
@@ -55,6 +57,9 @@ def locks(
     path: Annotated[
         Path | None, typer.Argument(metavar="PATH", help="A lock, a file or a directory.", show_default=False)
     ] = None,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Show free locks too, not just their number.")
+    ] = False,
     break_stale: Annotated[
         bool, typer.Option("--break", help="Free locks of dead or silent holders (file locks only).")
     ] = False,
@@ -72,7 +77,7 @@ def locks(
         report = inspect_locks(path, break_stale=break_stale)
 
         def show(screen: Screen, report: LocksReport = report) -> None:
-            _show(screen, report)
+            _show(screen, report, show_all=show_all)
 
         result = {**jsonable(report), "num_held": report.num_held}
         return Answer(result=result, show=show, problems=report.findings)
@@ -80,12 +85,16 @@ def locks(
     run_command("inspect.locks", CommonOptions(as_json, quiet, verbose, debug, cache_dir), work)
 
 
-def _show(screen: Screen, report: object) -> None:
+def _show(screen: Screen, report: object, *, show_all: bool) -> None:
     from lrstream.commands.inspect_locks import LocksReport
 
     assert isinstance(report, LocksReport)
     screen.line(f"{count(len(report.locks))} locks below {report.root}, {count(report.num_held)} held.")
-    for lock in report.locks:
+    # A single lock was asked for by its name.
+    is_shown = [
+        show_all or len(report.locks) == 1 or lock.state != "free" or lock.was_broken for lock in report.locks
+    ]
+    for lock in itertools.compress(report.locks, is_shown):
         facts = [("lock", str(lock.path)), ("state", _STATES[lock.state])]
         holder = lock.holder
         if holder is not None:
@@ -104,4 +113,7 @@ def _show(screen: Screen, report: object) -> None:
         facts.append(("what to do", lock.advice))
         screen.line()
         screen.facts(facts)
+    if not all(is_shown):
+        screen.line()
+        screen.line(f"{count(is_shown.count(False))} free locks are not shown; --all shows them.")
     findings(screen, report.findings)

@@ -18,6 +18,8 @@ __all__ = [
     "CommonOptions",
     "DebugOption",
     "JsonOption",
+    "ProgressMode",
+    "ProgressOption",
     "QuietOption",
     "RepoIdOption",
     "RepoType",
@@ -36,6 +38,13 @@ class RepoType(StrEnum):
     bucket = "bucket"
 
 
+class ProgressMode(StrEnum):
+    """How a command tells how far it is, on stderr."""
+
+    auto = "auto"
+    json = "json"
+
+
 SourceArgument = Annotated[
     str,
     typer.Argument(metavar="SOURCE", help="Directory, OWNER/NAME or URL of a dataset.", show_default=False),
@@ -52,6 +61,15 @@ CacheDirOption = Annotated[
         "--cache-dir",
         metavar="DIR",
         help="Local caches, instead of $HF_LEROBOT_HOME (default: ~/.cache/huggingface/lerobot).",
+    ),
+]
+ProgressOption = Annotated[
+    ProgressMode,
+    typer.Option(
+        "--progress",
+        metavar="auto|json",
+        help="On stderr: a bar if it is a terminal, or one JSON object on each line in any case.",
+        show_default=True,
     ),
 ]
 RevisionOption = Annotated[
@@ -82,6 +100,7 @@ class CommonOptions:
         verbose: ``--verbose``.
         debug: ``--debug``.
         cache_dir: ``--cache-dir``.
+        progress: ``--progress``, of commands that have it.
     """
 
     as_json: bool = False
@@ -89,6 +108,7 @@ class CommonOptions:
     verbose: bool = False
     debug: bool = False
     cache_dir: Path | None = None
+    progress: ProgressMode = ProgressMode.auto
 
 
 @dataclass(frozen=True, slots=True)

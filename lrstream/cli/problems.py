@@ -9,11 +9,20 @@ from typing import Protocol
 
 from lrstream.errors import LrstreamError
 
-__all__ = ["EXIT_INTERRUPTED", "EXIT_UNEXPECTED", "EXIT_USAGE", "CliProblem", "Failure", "ProblemLike"]
+__all__ = [
+    "EXIT_INTERRUPTED",
+    "EXIT_TERMINATED",
+    "EXIT_UNEXPECTED",
+    "EXIT_USAGE",
+    "CliProblem",
+    "Failure",
+    "ProblemLike",
+]
 
 EXIT_UNEXPECTED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
 _EXIT_LIMIT = 7
 
 

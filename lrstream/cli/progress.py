@@ -32,7 +32,7 @@ class ProgressLine:
         self._drawn_chars = 0
         self._next_draw_s = 0.0
 
-    def __call__(self, done: int, total: int | None, what: str) -> None:
+    def __call__(self, done: int, total: int | None, what: str, /, *, num_bytes: int | None = None) -> None:
         """Show that `done` of `total` (None: unknown) parts of `what` are finished."""
         if not self._enabled:
             return

@@ -13,11 +13,12 @@ from typing import Any, NoReturn
 
 import typer
 
-from lrstream.cli.interrupt import two_step_interrupt
-from lrstream.cli.options import CommonOptions
+from lrstream.cli.interrupt import Interruption, two_step_interrupt
+from lrstream.cli.options import CommonOptions, ProgressMode
 from lrstream.cli.output import Answer, give_answer, give_failure
-from lrstream.cli.problems import Failure
+from lrstream.cli.problems import EXIT_INTERRUPTED, Failure
 from lrstream.cli.progress import ProgressLine
+from lrstream.cli.progress_json import ProgressLines
 from lrstream.cli.redaction import redact
 from lrstream.cli.screen import Screen
 from lrstream.errors import LrstreamError
@@ -42,18 +43,25 @@ def run_command(command: str, options: CommonOptions, work: Callable[[ProgressLi
 
 
 def _exit_code(command: str, options: CommonOptions, work: Callable[[ProgressLine], Answer]) -> int:
+    received = Interruption()
     with _surroundings(options):
         try:
-            with (
-                two_step_interrupt(),
-                ProgressLine(enabled=not options.quiet and not options.as_json) as progress,
-            ):
+            with two_step_interrupt() as received, _progress(command, options) as progress:
                 answer = work(progress)
             give_answer(command, answer, as_json=options.as_json)
         # The one place where everything ends up: no failure may reach the user as a traceback (CL-4).
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001
-            return _fail(command, options, error)
+            code = _fail(command, options, error)
+            # SIGTERM ends a command like Ctrl-C, and has a status of its own.
+            is_interrupted = code == EXIT_INTERRUPTED and received.exit_code is not None
+            return received.exit_code if is_interrupted and received.exit_code else code
         return answer.exit_code
+
+
+def _progress(command: str, options: CommonOptions) -> ProgressLine:
+    if options.progress == ProgressMode.json:
+        return ProgressLines(command)
+    return ProgressLine(enabled=not options.quiet and not options.as_json)
 
 
 def _fail(command: str, options: CommonOptions, error: BaseException) -> int:

@@ -86,6 +86,11 @@ class Screen:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
+    @property
+    def columns(self) -> int | None:
+        """Width of the terminal; None where nothing is ever cut or folded."""
+        return shutil.get_terminal_size().columns if self._stream.isatty() else None
+
     def line(self, text: str = "") -> None:
         """One line, never wrapped."""
         self._stream.write(redact(printable(text)) + "\n")
@@ -121,13 +126,13 @@ class Screen:
         self._console().print(table)
 
     def _is_too_narrow(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> bool:
-        if not self._stream.isatty():
+        if self.columns is None:
             return False
         needed = 0
         for number, column in enumerate(columns):
             widest = max(len(text) for text in (column.title, *(row[number] for row in rows)))
             needed += (widest if column.is_number else min(widest, _LEAST_TEXT_CHARS)) + _GAP_CHARS
-        return needed - _GAP_CHARS > shutil.get_terminal_size().columns
+        return needed - _GAP_CHARS > self.columns
 
     def _stacked(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
         for row in rows:

@@ -11,6 +11,8 @@ from lrstream.cli.options import (
     CommonOptions,
     DebugOption,
     JsonOption,
+    ProgressMode,
+    ProgressOption,
     QuietOption,
     RepoIdOption,
     RepoType,
@@ -99,6 +101,7 @@ def validate(
     repo_id: RepoIdOption = None,
     repo_type: RepoTypeOption = RepoType.dataset,
     revision: RevisionOption = None,
+    progress_mode: ProgressOption = ProgressMode.auto,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
@@ -171,7 +174,7 @@ def validate(
             exit_code=CheckFailedError.exit_code if result.num_errors else 0,
         )
 
-    run_command("validate", CommonOptions(as_json, quiet, verbose, debug, cache_dir), work)
+    run_command("validate", CommonOptions(as_json, quiet, verbose, debug, cache_dir, progress_mode), work)
 
 
 def _without_problems(report: DeepReport | None) -> dict[str, Any] | None:

@@ -130,7 +130,7 @@ def build_dataset(
     all_files = dataset.layout.video_files()
 
     def tell(state: BuildProgress) -> None:
-        progress(state.done, state.total, "video files")
+        progress(state.done, state.total, "video files", num_bytes=state.bytes_read)
 
     report: BuildReport | None = None
     origin: Origin | None = "built"

@@ -27,7 +27,6 @@ __all__ = ["BudgetReport", "BudgetSettings", "EpisodeSize", "WorkerReservation",
 
 _GIB = 2**30
 _NUM_LARGEST = 5
-_STEP_GB = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +113,7 @@ class BudgetReport:
         workers: Reservations of every busy worker; empty where episodes are oversized.
         rank_peak_bytes: Largest sum over the workers of a rank, decoding keeping up.
         rank_bound_bytes: The same at most.
-        needed_gb: Smallest budget of a rank, in steps of 0.1, with which nothing ever waits for room.
+        needed_gb: Smallest budget of a rank, to three digits, with which nothing ever waits for room.
         recommended_gb: Budget to set.
         recommended_pool: Pool of each worker to set; None = leave it.
         recommendation: The same in words.
@@ -182,7 +181,7 @@ def inspect_budget(opened: InspectedDataset, settings: BudgetSettings) -> Budget
         EpisodeSize(int(episodes.episode_index[at]), int(episodes.length[at]), int(sizes[at]))
         for at in order.tolist()
     )
-    needed_gb = _rounded_up(needed_bytes)
+    needed_gb = _sufficient_gb(needed_bytes)
     advice = _advise(settings, sizes, num_streams, budget_bytes, needed_gb, workers)
     findings = []
     if num_oversized:
@@ -273,8 +272,16 @@ def _rank_sum(workers: list[_Stream], name: str) -> int:
     return max(totals.values(), default=0)
 
 
-def _rounded_up(num_bytes: int) -> float:
-    return math.ceil(num_bytes / _GIB / _STEP_GB - 1e-9) * _STEP_GB if num_bytes else 0.0
+def _sufficient_gb(num_bytes: int) -> float:
+    """The least budget of three digits that has so many bytes."""
+    if num_bytes <= 0:
+        return 0.0
+    exponent = math.floor(math.log10(num_bytes / _GIB)) - 2
+    digits = math.floor(num_bytes / _GIB / 10.0**exponent)
+    # Counted up rather than computed: the value is written in decimals and must be enough as it is written.
+    while int(float(f"{digits}e{exponent}") * _GIB) < num_bytes:
+        digits += 1
+    return float(f"{digits}e{exponent}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,14 +299,13 @@ def _advise(
     needed_gb: float,
     workers: list[_Stream],
 ) -> _Advice:
-    needed_gb = round(max(needed_gb, _STEP_GB), 1)
     largest = int(sizes.max()) if len(sizes) else 0
     if not workers and largest > budget_bytes:
-        least_gb = round(_rounded_up(largest * num_streams), 1)
+        least_gb = _sufficient_gb(largest * num_streams)
         return _Advice(
             needed_gb,
             None,
-            f"Set byte_budget_gb to {needed_gb:g}; less than {least_gb:g} cannot work with {num_streams} "
+            f"Set byte_budget_gb to {needed_gb:g}; at least {least_gb:g} is needed with {num_streams} "
             f"workers, because the largest episode takes {largest} bytes.",
         )
     if any(worker.reservation.is_budget_full for worker in workers):

@@ -97,7 +97,7 @@ def open_indexed(options: SourceOptions, *, progress: Progress = no_progress) ->
         return
 
     def tell(state: BuildProgress) -> None:
-        progress(state.done, state.total, "files indexed")
+        progress(state.done, state.total, "files indexed", num_bytes=state.bytes_read)
 
     resolved = resolve_sidecar(
         layout.store,

@@ -49,8 +49,9 @@ def oversized_episode_error(
     return ByteBudgetError(
         f"Byte budget exceeded: episode {episode} needs {size_bytes} bytes ({size_bytes / 2**20:.1f} MiB), "
         f"but its worker's whole budget is {budget_bytes} bytes ({budget_bytes / 2**20:.1f} MiB){others}.",
-        hint="Use a smaller pool or fewer workers, a larger budget per rank, "
-        "or a payload layout with smaller episode spans.",
+        hint="Use a larger budget per rank, fewer workers (they share it), fewer cameras, or a "
+        "payload layout with smaller episode spans. A smaller pool cannot help: the episode does not "
+        "fit alone.",
         episode_index=episode,
         size_bytes=size_bytes,
         budget_bytes=budget_bytes,

@@ -144,3 +144,21 @@ def test_json_can_be_piped_with_narrow_columns() -> None:
     assert outcome.code == 4
     assert outcome.err == ""
     assert "x" * 250 in json.loads(outcome.out)["problems"][0]["message"]
+
+
+@pytest.mark.parametrize("option", ["--json", "--quiet", "-q", "--verbose", "--debug"])
+@pytest.mark.parametrize("group", [[], ["inspect"], ["benchmark"]])
+def test_options_before_the_command_are_explained(lrstream: Program, group: list[str], option: str) -> None:
+    outcome = lrstream(*group, option)
+    assert outcome.code == 2
+    text = outcome.out + outcome.err
+    assert f"{option} stands behind a command" in text
+    assert "--help' lists the commands" in text
+
+
+def test_absurd_numbers_of_workers_are_refused(lrstream: Program) -> None:
+    outcome = lrstream("build", "./demo", "--workers", "100000", "--json")
+    (problem,) = outcome.document()["problems"]
+    assert (outcome.code, problem["code"]) == (2, "usage")
+    assert "--workers" in problem["message"]
+    assert "1024" in problem["message"]

@@ -151,6 +151,18 @@ def test_a_lock_is_found_by_any_of_its_names(lock: Path, lrstream: Program) -> N
     assert (outcome.code, outcome.codes()) == (4, ["not-found"])
 
 
+def test_free_locks_are_only_counted(tmp_path: Path, lrstream: Program) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.npz.lock").touch()
+    outcome = lrstream("inspect", "locks", tmp_path)
+    assert "3 locks below" in outcome.out
+    assert "3 free locks are not shown; --all shows them." in outcome.out
+    assert "1.npz" not in outcome.out
+    assert lrstream("inspect", "locks", tmp_path, "--all").out.count("Nothing to do.") == 3
+    assert len(lrstream("inspect", "locks", tmp_path, "--json").document()["result"]["locks"]) == 3
+    assert "Nothing to do." in lrstream("inspect", "locks", tmp_path / "1.npz").out
+
+
 def test_no_cache_is_no_failure(lrstream: Program, tmp_path: Path) -> None:
     outcome = lrstream("inspect", "locks", "--cache-dir", tmp_path / "none", "--json")
     assert outcome.code == 0

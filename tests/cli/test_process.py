@@ -34,9 +34,9 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
-@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(("as_json", "number"), [(False, signal.SIGINT), (True, signal.SIGTERM)])
 def test_interrupting_a_waiting_build(
-    as_json: bool, standard_dataset: WrittenDataset, tmp_path: Path
+    as_json: bool, number: signal.Signals, standard_dataset: WrittenDataset, tmp_path: Path
 ) -> None:
     target = tmp_path / "x.npz"
     words = ["build", str(standard_dataset.root), "-o", str(target), *(["--json"] if as_json else [])]
@@ -47,9 +47,9 @@ def test_interrupting_a_waiting_build(
         ) as process:
             assert process.stderr is not None
             assert process.stderr.readline() == "waiting\n"
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             out, err = process.communicate(timeout=30)
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     assert "Traceback" not in err
     if as_json:
         assert '"code": "interrupted"' in out

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lrstream.commands.inspect_budget import BudgetReport, BudgetSettings, inspect_budget
+from lrstream.commands.inspect_budget import BudgetReport, BudgetSettings, _sufficient_gb, inspect_budget
 from lrstream.commands.inspect_figures import histogram
 from lrstream.commands.inspect_source import InspectedDataset, SourceOptions, open_indexed
 from lrstream.demo import WrittenDataset
@@ -198,6 +198,9 @@ def test_advice_can_be_followed(standard_dataset: WrittenDataset) -> None:
     followed = report_on(standard_dataset, byte_budget_gb=tight.recommended_gb, episode_pool_size=7)
     assert followed.findings == ()
     assert followed.workers[0].reservation.largest_pool == 7
+    # What is named suffices, and is not rounded up to some round number.
+    wanted = report_on(standard_dataset, byte_budget_gb=8, episode_pool_size=7).rank_bound_bytes
+    assert wanted <= int(tight.recommended_gb * GIB) <= 1.01 * wanted
     smaller = report_on(
         standard_dataset,
         byte_budget_gb=tight.settings.byte_budget_gb,
@@ -221,3 +224,9 @@ def test_histograms_count_everything() -> None:
             is_last = number == len(bars) - 1
             inside = [v for v in values.tolist() if bar.start <= v and (v < bar.stop or is_last)]
             assert len(inside) == bar.count
+
+
+@pytest.mark.parametrize("num_bytes", [1, 999, 107374182, 107374183, 322122547, 322122548, 2**30, 2**40 + 1])
+def test_advised_budgets_suffice_as_they_are_written(num_bytes: int) -> None:
+    value = _sufficient_gb(num_bytes)
+    assert num_bytes <= int(float(f"{value:g}") * GIB) <= max(1.011 * num_bytes, num_bytes + 1)

@@ -277,7 +277,7 @@ def test_an_oversized_episode_is_refused_by_name_before_anything() -> None:
     assert "300 bytes" in text
     assert "100 bytes" in text
     assert "1 more" in text
-    assert "smaller pool" in text
+    assert "A smaller pool cannot help" in text
     assert "larger budget per rank" in text
     assert "payload layout with smaller episode spans" in text
     assert caught.value.fields["episode_index"] == 72

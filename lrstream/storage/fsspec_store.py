@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import fsspec
 from fsspec.core import url_to_fs
@@ -19,15 +20,20 @@ from fsspec.core import url_to_fs
 from lrstream.errors import NotFoundError, TransferError, UsageError
 from lrstream.storage.byte_source import TransferCounters, check_range
 from lrstream.storage.failures import describe, storage_error
+from lrstream.storage.http_pool import HttpPool
+from lrstream.storage.http_source import HttpByteSource
 from lrstream.storage.location import Location
 from lrstream.storage.per_process import PerProcess
 from lrstream.storage.relative_path import check_relative_path, common_directory
+from lrstream.storage.retry import RetryCounters, RetryPolicy
 from lrstream.storage.store import FileInfo, require_files
 
 __all__ = ["FsspecByteSource", "FsspecStore"]
 
 # What file systems call the version of an object, in the order in which it is looked for.
 _IDENTITY_KEYS = ("ETag", "etag", "version_id", "mtime", "LastModified")
+_HTTP = ("http", "https")
+_HTTP_CONNECTIONS = 32
 # A mistake in our call, or in the file system's code; a second attempt would not help.
 _PROGRAMMING_ERRORS = (TypeError, AttributeError, NameError, AssertionError, NotImplementedError)
 
@@ -63,9 +69,14 @@ class FsspecStore:
     def __init__(self, location: Location, *, storage_options: Mapping[str, Any] | None = None) -> None:
         self.location = location
         self.counters = TransferCounters()
+        self.retry_counters = RetryCounters()
         self._options = dict(storage_options or {})
         self._client = PerProcess(_Client)
         self._protocol = location.root.partition("://")[0].partition("::")[0].lower()
+        self._pool: HttpPool | None = None
+        if self._protocol in _HTTP and not self._options:
+            # fsspec would take whatever a server answers, and all of it. Options are for fsspec's client.
+            self._pool = HttpPool(_HTTP_CONNECTIONS)
         try:
             fsspec.get_filesystem_class(self._protocol)
         except ImportError as error:
@@ -125,7 +136,7 @@ class FsspecStore:
         wanted = [check_relative_path(path) for path in paths]
         if not wanted:
             return {}
-        if self._protocol not in ("http", "https"):
+        if self._protocol not in _HTTP:
             return require_files(wanted, self.list_files(common_directory(wanted)), self.location.root)
         found = {}
         for path in wanted:
@@ -137,7 +148,8 @@ class FsspecStore:
 
     def open(self, path: str, size: int | None = None) -> FsspecByteSource:
         """Source of ranges of one file; ``size`` in bytes saves a request when known."""
-        return FsspecByteSource(self, check_relative_path(path), size)
+        path = check_relative_path(path)
+        return FsspecByteSource(self, path, size, self._over_http(path))
 
     def local_path(self, path: str) -> Path:
         """Refused: nothing of this store is on this machine."""
@@ -152,6 +164,20 @@ class FsspecStore:
             data = bytes(filesystem.cat_file(full, start=start, end=stop))
         self.counters.add(bytes_read=len(data))
         return data
+
+    def _over_http(self, path: str) -> HttpByteSource | None:
+        """Verified ranges of a file of a plain HTTP server."""
+        if self._pool is None:
+            return None
+        return HttpByteSource(
+            path,
+            f"{self.location.root}/{quote(path)}",
+            self._pool,
+            headers=dict,
+            counters=self.counters,
+            retry_counters=self.retry_counters,
+            policy=RetryPolicy(),
+        )
 
     def size_of(self, path: str) -> int:
         """Size of a file in bytes, asked for now."""
@@ -222,8 +248,11 @@ class FsspecStore:
 class FsspecByteSource:
     """Ranges of one object of an fsspec file system. Thread-safe and picklable; holds no handle."""
 
-    def __init__(self, store: FsspecStore, path: str, size: int | None) -> None:
+    def __init__(
+        self, store: FsspecStore, path: str, size: int | None, http: HttpByteSource | None = None
+    ) -> None:
         self.path = path
+        self._http = http
         self._store = store
         self._size = size
         self._unchecked: str | None = None
@@ -263,6 +292,8 @@ class FsspecByteSource:
         if start == stop:
             return b""
         self._check_identity()
+        if self._http is not None:
+            return self._http.read(start, stop)
         data = self._store.read_range(self.path, start, stop)
         if len(data) != stop - start:
             raise TransferError(

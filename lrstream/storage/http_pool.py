@@ -17,6 +17,7 @@ from urllib.request import getproxies, proxy_bypass
 import urllib3
 
 from lrstream.storage.per_process import PerProcess
+from lrstream.storage.reachable import note_answer
 
 __all__ = ["HttpPool", "describe_response", "host_of", "redact", "same_origin", "server_message"]
 
@@ -127,7 +128,7 @@ class HttpPool:
             urllib3.exceptions.HTTPError: No response arrived.
         """
         connect_s, read_s = self._timeouts_s
-        return self._manager(url).request(
+        response = self._manager(url).request(
             "GET",
             url,
             headers=dict(headers),
@@ -137,6 +138,8 @@ class HttpPool:
             decode_content=False,
             timeout=urllib3.Timeout(connect=connect_s, read=read_s),
         )
+        note_answer(url)
+        return response
 
     def release(self, response: urllib3.BaseHTTPResponse, *, reuse: bool) -> None:
         """Give a connection back (`reuse`, when the body was read to its end) or close it."""

@@ -15,6 +15,7 @@ import urllib3
 
 from lrstream.errors import LrstreamError, TransferError
 from lrstream.storage.http_pool import describe_response, host_of, redact
+from lrstream.storage.reachable import has_answered, is_unresolved
 from lrstream.storage.retry import RETRYABLE_STATUSES, told_wait_s
 
 __all__ = ["Growth", "RangeReply", "RetryLater", "transport_failure", "verified_range"]
@@ -60,12 +61,14 @@ class RetryLater(Exception):
     Attributes:
         failure: What went wrong, without secrets.
         told_s: Seconds that the server asked to wait, None if it did not.
+        unresolved: Whether the name of a host could not be resolved that has never answered.
     """
 
-    def __init__(self, failure: str, told_s: float | None = None) -> None:
+    def __init__(self, failure: str, told_s: float | None = None, unresolved: bool = False) -> None:
         super().__init__(failure)
         self.failure = failure
         self.told_s = told_s
+        self.unresolved = unresolved
 
 
 def transport_failure(error: urllib3.exceptions.HTTPError, what: str, url: str) -> Exception:
@@ -77,7 +80,7 @@ def transport_failure(error: urllib3.exceptions.HTTPError, what: str, url: str) 
             hint="The certificate of the server, or of a proxy in between, is not trusted on this machine "
             "(REQUESTS_CA_BUNDLE names the trusted ones).",
         )
-    return RetryLater(text)
+    return RetryLater(text, unresolved=is_unresolved(error) and not has_answered(url))
 
 
 def verified_range(
@@ -150,8 +153,8 @@ def _whole_file(
     raise _refused(
         f"{what}: {host_of(url)} ignored the range and answered with the whole file (status 200, expected "
         "206).",
-        hint="The server, or a proxy in between, does not support ranges; the dataset cannot be streamed "
-        "through it.",
+        hint="The server, or a proxy in between, does not support ranges, and nothing can be streamed "
+        "through it: use another one, or copy the dataset to a local directory.",
     )
 
 

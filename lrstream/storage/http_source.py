@@ -211,7 +211,7 @@ class HttpByteSource:
                 refused, failed = None, caught_failure
             # Outside the handlers, so that what is raised here has no foreign exception chained to it.
             if failed is not None:
-                schedule.wait(failed.failure, told_s=failed.told_s)
+                schedule.wait(failed.failure, told_s=failed.told_s, unresolved=failed.unresolved)
             elif refused is not None:
                 self._renew(refused, what, renewals)
                 renewals += 1

@@ -24,6 +24,7 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 from lrstream import __version__
 from lrstream.errors import UsageError
 from lrstream.storage.hub_failures import PROGRAMMING_ERRORS, HubPlace, hub_error, passing_failure
+from lrstream.storage.reachable import has_answered, note_answer
 from lrstream.storage.retry import RetryCounters, RetryPolicy, RetrySchedule
 
 __all__ = [
@@ -149,14 +150,18 @@ def read_from_hub(
     schedule = RetrySchedule(policy, f"{place}: {what}", retry_counters)
     while True:
         try:
-            return call()
+            result = call()
         except PROGRAMMING_ERRORS:
             raise
         except Exception as error:  # noqa: BLE001  (the HTTP libraries below have no common base class)
             failure = passing_failure(error)
             refusal = None if failure is not None else hub_error(error, place, what, writing=writing)
+        else:
+            note_answer(endpoint())
+            return result
         # Outside the handler, so that no foreign exception, with URLs in its text, is chained to ours.
         if refusal is not None:
             raise refusal
         assert failure is not None
-        schedule.wait(failure.text, told_s=failure.told_s)
+        unresolved = failure.unresolved and not has_answered(endpoint())
+        schedule.wait(failure.text, told_s=failure.told_s, unresolved=unresolved)

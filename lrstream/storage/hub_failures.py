@@ -18,6 +18,7 @@ from huggingface_hub import get_token
 from lrstream.errors import AccessError, LrstreamError, NotFoundError, TransferError, UsageError
 from lrstream.storage.failures import storage_error
 from lrstream.storage.http_pool import redact
+from lrstream.storage.reachable import is_unresolved
 from lrstream.storage.retry import RETRYABLE_STATUSES, told_wait_s
 
 __all__ = [
@@ -82,10 +83,17 @@ class HubPlace(NamedTuple):
 
 
 class PassingFailure(NamedTuple):
-    """A failure that may pass by itself: its text without secrets, and the wait the server asks for."""
+    """A failure that may pass by itself.
+
+    Attributes:
+        text: What happened, without secrets.
+        told_s: Seconds that the server asks to wait.
+        unresolved: Whether the name of a host could not be resolved.
+    """
 
     text: str
     told_s: float | None = None
+    unresolved: bool = False
 
 
 def status_of(error: BaseException) -> int | None:
@@ -105,9 +113,10 @@ def passing_failure(error: Exception) -> PassingFailure | None:
         return PassingFailure(
             f"status {status}{_in_parentheses(_server_message(error))}", told_wait_s(headers)
         )
-    if not _is_transport_failure(error):
+    unresolved = is_unresolved(error)
+    if not (unresolved or _is_transport_failure(error)):
         return None
-    return PassingFailure(_text(error))
+    return PassingFailure(_text(error), unresolved=unresolved)
 
 
 def hub_error(error: Exception, place: HubPlace, what: str, *, writing: bool = False) -> LrstreamError:

@@ -11,7 +11,8 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from huggingface_hub import hf_hub_download
+import huggingface_hub.constants
+from huggingface_hub import hf_hub_download, try_to_load_from_cache
 from huggingface_hub.hf_api import RepoFile
 
 from lrstream import __version__
@@ -25,6 +26,7 @@ from lrstream.storage.hub_pin import commit_of
 from lrstream.storage.local import LocalByteSource
 from lrstream.storage.location import Location
 from lrstream.storage.per_process import PerProcess
+from lrstream.storage.reachable import require_name
 from lrstream.storage.relative_path import check_relative_path, common_directory
 from lrstream.storage.retry import RetryPolicy
 from lrstream.storage.store import FileInfo, require_files
@@ -150,20 +152,26 @@ class HubStore(HubStoreBase):
         """
         if not _is_metadata(check_relative_path(path)):
             raise self.not_local(path)
-        return Path(
-            self.call(
-                f"download {path}",
-                lambda: hf_hub_download(
-                    self.place.repo_id,
-                    self.in_repo(path),
-                    repo_type="dataset",
-                    revision=self.commit,
-                    cache_dir=lerobot_home() / "hub",
-                    endpoint=endpoint(),
-                    library_name="lrstream",
-                    library_version=__version__,
-                ),
-            )
+        return Path(self.call(f"download {path}", lambda: self._download(path)))
+
+    def _download(self, path: str) -> str:
+        cache, inner = lerobot_home() / "hub", self.in_repo(path)
+        cached = try_to_load_from_cache(
+            self.place.repo_id, inner, cache_dir=cache, revision=self.commit, repo_type="dataset"
+        )
+        if isinstance(cached, str):
+            return cached
+        if not huggingface_hub.constants.HF_HUB_OFFLINE:
+            require_name(endpoint())
+        return hf_hub_download(
+            self.place.repo_id,
+            inner,
+            repo_type="dataset",
+            revision=self.commit,
+            cache_dir=cache,
+            endpoint=endpoint(),
+            library_name="lrstream",
+            library_version=__version__,
         )
 
 

@@ -28,6 +28,12 @@ logger = logging.getLogger(__name__)
 RETRYABLE_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504, 509, 520, 521, 522, 523, 524})
 
 _TOLD_FROM_S = 5.0
+# With the default waits that is about four seconds.
+_UNRESOLVED_ATTEMPTS = 4
+_UNRESOLVED_HINT = (
+    "The name of the host cannot be resolved: check the network of this machine, and the address "
+    "(HF_ENDPOINT for the Hub)."
+)
 _RATE_LIMIT_RESET = re.compile(r"(?:^|[;,\s])t\s*=\s*(\d+)")
 
 
@@ -107,12 +113,14 @@ class RetrySchedule:
         self._begin = time.monotonic()
         self.attempt = 1
 
-    def wait(self, failure: str, *, told_s: float | None = None) -> None:
+    def wait(self, failure: str, *, told_s: float | None = None, unresolved: bool = False) -> None:
         """Wait until the next attempt is due.
 
         Args:
             failure: What went wrong in the last attempt, without secrets.
             told_s: Seconds that the server asked to wait, if it did.
+            unresolved: Whether the name of a host could not be resolved that has never answered. That is
+                hardly ever an outage, so there are few attempts.
 
         Raises:
             TransferError: Attempts or time are exhausted; names the last failure and wait.
@@ -122,7 +130,8 @@ class RetrySchedule:
         wait_s = own_s if told_s is None else max(told_s, 0.0)
         wait_s *= 1 + policy.jitter * random.random()
         elapsed_s = time.monotonic() - self._begin
-        if self.attempt >= policy.max_attempts:
+        attempts = min(policy.max_attempts, _UNRESOLVED_ATTEMPTS) if unresolved else policy.max_attempts
+        if self.attempt >= attempts:
             bound = f"{self.attempt} attempts in {elapsed_s:.1f} s"
         elif elapsed_s + wait_s > policy.deadline_s:
             bound = (
@@ -139,7 +148,7 @@ class RetrySchedule:
             return
         raise TransferError(
             f"{self._what}: given up after {bound}. The last failure: {failure}.",
-            hint="Try again later, with fewer connections or workers.",
+            hint=_UNRESOLVED_HINT if unresolved else "Try again later, with fewer connections or workers.",
             attempts=self.attempt,
             last_failure=failure,
             wait_s=wait_s,

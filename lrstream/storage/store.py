@@ -6,6 +6,7 @@ it (DS-6).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any, Protocol, runtime_checkable
 from lrstream.errors import NotFoundError, UsageError
 from lrstream.storage.byte_source import ByteSource, TransferCounters
 from lrstream.storage.location import Location
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["DatasetStore", "FileInfo", "open_store", "require_files"]
 
@@ -123,6 +126,7 @@ def open_store(
         raise UsageError(f"native_http_connections is {connections}, expected at least 1.")
     if subranges < 1:
         raise UsageError(f"native_http_subranges is {subranges}, expected at least 1.")
+    _tell_what_has_no_effect(location, storage_options)
     # Imported here: a local dataset needs neither fsspec's file systems nor an HTTP client.
     if location.kind == "local":
         from lrstream.storage.local import LocalStore
@@ -140,3 +144,20 @@ def open_store(
     from lrstream.storage.hub_store import HubStore
 
     return HubStore(pin_location(location), connections=connections, subranges=subranges)
+
+
+def _tell_what_has_no_effect(location: Location, storage_options: Mapping[str, Any] | None) -> None:
+    """Arguments that another kind of storage would heed are no mistake, but must not be silent either."""
+    if storage_options and location.kind != "fsspec":
+        where = (
+            "a local directory" if location.kind == "local" else "on the Hub, which takes a token (HF_TOKEN)"
+        )
+        logger.warning(
+            "storage_options (%s) have no effect: %s is %s.", ", ".join(storage_options), location, where
+        )
+    if location.revision is not None and location.kind in ("local", "fsspec"):
+        logger.warning(
+            "revision=%r is a mere name here: %s has no revisions, its files are read as they are.",
+            location.revision,
+            location,
+        )

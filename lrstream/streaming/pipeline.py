@@ -20,7 +20,8 @@ import queue
 import time
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -30,12 +31,14 @@ from numpy.typing import NDArray
 
 from lrstream.errors import LrstreamError
 from lrstream.streaming.budget import EpisodeByteCache, Lease
-from lrstream.streaming.decode import DecoderPool
+from lrstream.streaming.decode import DecoderPool, PictureSource
 from lrstream.streaming.episode import EpisodeRecord
 from lrstream.streaming.fetch import EpisodeLoader, FetchFrontier
 from lrstream.streaming.metrics import LoaderMetrics
 from lrstream.streaming.pool import AnchorPlan, PlanBlock
+from lrstream.streaming.reservoir import HeldAnchor, PictureReservoir
 from lrstream.streaming.samples import Sample, SampleBuilder
+from lrstream.streaming.strategies import UnitEntry
 from lrstream.streaming.threads import JobThreads, ThreadShare
 
 __all__ = ["EpochPipeline", "PipelineOptions"]
@@ -73,7 +76,10 @@ class _Outcome(NamedTuple):
 
 
 class _Anchor(NamedTuple):
-    """An anchor to be scheduled, and the episodes whose last anchors are up to here."""
+    """An anchor to be scheduled, and the episodes whose bytes are not needed for more than up to here.
+
+    A block without anchors has one of frame -1, which is nothing but its end.
+    """
 
     episode: int
     frame: int
@@ -129,10 +135,15 @@ class EpochPipeline:
             prefetch_episodes=options.prefetch_episodes,
             max_in_flight=options.max_in_flight,
         )
-        self._decoding = _DecodeStage(builder, decoders, options, metrics, threads)
+        self._reservoir: PictureReservoir | None = None
+        if plan.strategy == "gop":
+            self._reservoir = PictureReservoir(plan, tail.left, decoders, metrics)
+        self._decoding = _DecodeStage(builder, decoders, options, metrics, threads, self._reservoir)
         self._blocks = tail.blocks
         self._admitting: list[int] = []  # of the current block, still waiting for room; reversed
         self._block: Iterator[_Anchor] = iter(())
+        self._entries: deque[UnitEntry] = deque()  # of the current block, still to be decoded
+        self._place = -1  # of the next anchor in the current block
         self._next_anchor: _Anchor | None = None
         self._is_planned_out = False
         self.is_complete = False
@@ -147,6 +158,11 @@ class EpochPipeline:
     def cache(self) -> EpisodeByteCache[int, EpisodeRecord]:
         """Reservations and payloads."""
         return self._cache
+
+    @property
+    def reservoir(self) -> PictureReservoir | None:
+        """Decoded pictures; only with strategy `gop`."""
+        return self._reservoir
 
     def __iter__(self) -> Iterator[Sample]:
         return self
@@ -181,6 +197,8 @@ class EpochPipeline:
         """End all threads and drop what is in memory; more calls do nothing."""
         if self._end.alive:
             self._metrics.add_peak(self._cache.peak_reserved_bytes)
+            if self._reservoir is not None:
+                self._metrics.add_reservoir_peak(self._reservoir.peak_held_bytes)
         self._early.clear()
         self._end()
 
@@ -217,29 +235,68 @@ class EpochPipeline:
                 if self._is_planned_out:
                     return
                 continue
-            arrival = self._frontier.arrival(anchor.episode)
-            if not arrival.done():
-                if not is_idle:
-                    return  # what is decoded already goes first
-                started = time.perf_counter()
-                try:
-                    arrival.result()
-                finally:
-                    self._metrics.add_refill_stall(time.perf_counter() - started)
-            if arrival.exception() is not None and not is_idle:
-                return  # raised when its turn comes
-            arrival.result()
-            lease = self._cache.lease(anchor.episode)
+            if not self._is_available(anchor, is_idle):
+                return
             self._next_anchor = None
+            lease: Lease[EpisodeRecord] | HeldAnchor | None = None
+            if anchor.frame >= 0:
+                lease = (
+                    self._cache.lease(anchor.episode)
+                    if self._reservoir is None
+                    else self._reservoir.anchor(anchor.episode, anchor.frame)
+                )
             for episode in anchor.retired:
                 self._frontier.retire(episode)
-            self._decoding.submit(self._num_scheduled, lease, anchor.frame)
-            self._num_scheduled += 1
+            if lease is not None:
+                self._decoding.submit(self._num_scheduled, lease, anchor.episode, anchor.frame)
+                self._num_scheduled += 1
+
+    def _is_available(self, anchor: _Anchor, is_idle: bool) -> bool:
+        """Whether what an anchor needs is in memory, or being decoded; False if that has to wait."""
+        if self._reservoir is not None:
+            return self._enter_units(self._reservoir, is_idle)
+        return self._has_arrived(anchor.episode, is_idle)
+
+    def _has_arrived(self, episode: int, is_idle: bool) -> bool:
+        """Whether an episode is in the cache; waits for it, and raises its error, only if `is_idle`."""
+        arrival = self._frontier.arrival(episode)
+        if not arrival.done():
+            if not is_idle:
+                return False  # what is decoded already goes first
+            started = time.perf_counter()
+            try:
+                arrival.result()
+            finally:
+                self._metrics.add_refill_stall(time.perf_counter() - started)
+        if arrival.exception() is not None and not is_idle:
+            return False  # raised when its turn comes
+        arrival.result()
+        return True
+
+    def _enter_units(self, reservoir: PictureReservoir, is_idle: bool) -> bool:
+        """Decode the units that the next anchor comes after, and some ahead; False if they have to wait."""
+        while self._entries:
+            entry = self._entries[0]
+            is_due = entry.at <= self._place
+            if not is_due and reservoir.num_pending >= max(1, self._options.decode_threads - 1):
+                return True
+            if not self._has_arrived(entry.episode, is_idle and is_due):
+                return not is_due
+            lease = self._cache.lease(entry.episode)
+            if not reservoir.enter(entry, lease, self._decoding.run):
+                lease.release()
+                if is_due and is_idle:
+                    # Nothing is on its way, so what the reservoir holds is what was planned.
+                    raise LrstreamError("A unit waits for room in the reservoir that nobody gives back.")
+                return not is_due
+            self._entries.popleft()
+        return True
 
     def _peek(self) -> _Anchor | None:
         """The next anchor of the current block; None where the next block has to be begun."""
         if self._next_anchor is None:
             self._next_anchor = next(self._block, None)
+            self._place += 1
             if self._next_anchor is None:
                 block = next(self._blocks, None)
                 if block is None:
@@ -247,6 +304,8 @@ class EpochPipeline:
                 else:
                     self._admitting = list(reversed(block.admitted))
                     self._block = _anchors(block)
+                    self._entries = deque(block.entries)
+                    self._place = -1
         return self._next_anchor
 
     def _admit_block(self, is_idle: bool) -> bool:
@@ -254,6 +313,8 @@ class EpochPipeline:
         while self._admitting:
             if not self._frontier.admit(self._admitting[-1]):
                 if is_idle:
+                    if self._reservoir is not None and self._reservoir.wait_for_unit():
+                        continue
                     # Nothing is being decoded, so all that is retired has been freed.
                     raise LrstreamError("An admission waits for bytes that nobody gives back.")
                 return False
@@ -265,6 +326,8 @@ class EpochPipeline:
 def _anchors(block: PlanBlock) -> Iterator[_Anchor]:
     episodes, frames = block.episode.tolist(), block.frame.tolist()
     last = len(episodes) - 1
+    if not episodes:
+        yield _Anchor(-1, -1, block.retired)
     for number, (episode, frame) in enumerate(zip(episodes, frames, strict=True)):
         yield _Anchor(episode, frame, block.retired if number == last else ())
 
@@ -279,35 +342,54 @@ class _DecodeStage:
         options: PipelineOptions,
         metrics: LoaderMetrics,
         threads: JobThreads | None,
+        reservoir: PictureReservoir | None,
     ) -> None:
         self._builder = builder
         self._decoders = decoders
+        self._reservoir = reservoir
         self._is_transforming = options.transform_in_threads and builder.image_transforms is not None
         self._metrics = metrics
         self._threads: JobThreads | ThreadShare = (
             JobThreads("lrstream-decode", options.decode_threads) if threads is None else ThreadShare(threads)
         )
-        self._leases: dict[int, Lease[EpisodeRecord]] = {}  # of anchors that are not decoded yet
+        # Of anchors that are not decoded yet.
+        self._leases: dict[int, Lease[EpisodeRecord] | HeldAnchor] = {}
         self.outcomes: queue.SimpleQueue[_Outcome] = queue.SimpleQueue()
 
-    def submit(self, number: int, lease: Lease[EpisodeRecord], frame: int) -> None:
+    def submit(self, number: int, lease: Lease[EpisodeRecord] | HeldAnchor, episode: int, frame: int) -> None:
         """Decode an anchor; its outcome arrives in `outcomes`."""
         self._leases[number] = lease
-        self._threads.submit(partial(self._decode, number, lease, frame))
+        if isinstance(lease, HeldAnchor) and self._reservoir is not None:
+            job = partial(self._decode, number, lease, lease, frame)
+            self._reservoir.when_ready(episode, frame, partial(self.run, job))
+        else:
+            self.run(partial(self._decode, number, lease, self._decoders, frame))
+
+    def run(self, job: Callable[[], None]) -> None:
+        """Run something else on the same threads, in its turn."""
+        self._threads.submit(job)
 
     def close(self, timeout_s: float) -> bool:
         """Drop anchors that are not being decoded, with their bytes; whether all threads have ended."""
         has_ended = self._threads.close(timeout_s)
         while self._leases:
             self._leases.popitem()[1].release()
+        if self._reservoir is not None:
+            self._reservoir.close()
         return has_ended
 
-    def _decode(self, number: int, lease: Lease[EpisodeRecord], frame: int) -> None:
+    def _decode(
+        self,
+        number: int,
+        lease: Lease[EpisodeRecord] | HeldAnchor,
+        pictures: PictureSource,
+        frame: int,
+    ) -> None:
         try:
             # The bytes are given back before the sample is announced: whoever has all samples may
             # rely on it that nothing is leased any more.
             with lease as episode, self._metrics.timed("decode"):
-                sample = self._builder.build(episode, frame, self._decoders)
+                sample = self._builder.build(episode, frame, pictures)
             self._leases.pop(number, None)
             if self._is_transforming:
                 with self._metrics.timed("transform"):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lrstream.errors import DecodeError
 from lrstream.layout.info import Feature
-from lrstream.streaming.decode import DecoderPool, decode_pictures
+from lrstream.streaming.decode import PictureSource
 from lrstream.streaming.episode import CameraRecord, EpisodeRecord
 from lrstream.streaming.pictures import (
     PictureConverter,
@@ -62,13 +62,13 @@ class SampleBuilder:
         object.__setattr__(self, "_depth_tables", tables)
         object.__setattr__(self, "_rgb_keys", rgb)
 
-    def build(self, episode: EpisodeRecord, frame: int, decoders: DecoderPool) -> Sample:
+    def build(self, episode: EpisodeRecord, frame: int, pictures: PictureSource) -> Sample:
         """The sample around one frame, without image transforms.
 
         Args:
             episode: The loaded episode.
             frame: Anchor, in ``[0, len(episode))``.
-            decoders: Where decoders come from.
+            pictures: Where pictures come from.
 
         Raises:
             TimestampError: A row of the window has no picture.
@@ -80,7 +80,7 @@ class SampleBuilder:
         sample: Sample = {}
         for key, camera in episode.cameras.items():
             frames = window_of[key].frames if key in window_of else anchor
-            sample[key] = self._pictures(key, camera, frames, decoders)
+            sample[key] = self._pictures(key, camera, frames, pictures)
         for key, column in episode.rows.arrays.items():
             # `...` makes a view of one row of any shape, also of scalars; without the copy a sample
             # would keep its whole episode in memory.
@@ -107,7 +107,7 @@ class SampleBuilder:
         return sample
 
     def _pictures(
-        self, key: str, camera: CameraRecord, frames: NDArray[np.int64], decoders: DecoderPool
+        self, key: str, camera: CameraRecord, frames: NDArray[np.int64], pictures: PictureSource
     ) -> torch.Tensor:
         """Pictures of some rows of one camera: CHW for one row, else TCHW."""
         ranks = camera.ranks_of(frames).tolist()
@@ -120,11 +120,11 @@ class SampleBuilder:
         ]
         table = self._depth_tables.get(key)
         target = _Target(list(places.values()), len(ranks), table)
-        decode_pictures(camera.clip, list(places), target, decoders)
-        pictures = target.pictures
+        pictures.write(camera.clip, list(places), target)
+        array = target.pictures
         for place, first in copies:
-            pictures[place] = pictures[first]
-        tensor = torch.from_numpy(pictures)
+            array[place] = array[first]
+        tensor = torch.from_numpy(array)
         if table is None and not self.return_uint8:
             tensor = to_unit_range(tensor)
         return tensor[0] if len(ranks) == 1 else tensor

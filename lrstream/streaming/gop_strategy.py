@@ -39,8 +39,6 @@ Int32Array = npt.NDArray[np.int32]
 
 # First word of a random stream; those of `lrstream.streaming.pool` are lower.
 _SHUFFLE_STREAM, _UNIT_STREAM, _READY_STREAM = 11, 12, 13
-# Words drawn at once; does not influence the order.
-_WORDS = 1 << 12
 # Anchors drawn before it is looked again whether an episode has come to its end.
 _MOST_TAKEN = 64
 _FRAME_MASK = 0xFFFF_FFFF
@@ -69,23 +67,27 @@ def refuse_oversized_units(
     Raises:
         ByteBudgetError: Names the episode, what it needs and the remedy.
     """
-    groups = table.groups(windows)
-    largest = largest_unit_bytes(table, lengths)
-    for episode, length in enumerate(lengths):
-        needed = largest + hold_bytes(table, episode, length, groups)
-        if needed > planned_bytes(reservoir_bytes):
-            needed_bytes = -(-needed * 8 // 7)
-            name = int(episode_index[episode])
-            raise ByteBudgetError(
-                f"The reservoir of decoded pictures is too small: the GOPs of episode {name} and their "
-                f"neighbours need {needed_bytes} bytes ({needed_bytes / 2**20:.1f} MiB), but its worker's "
-                f"share is {reservoir_bytes} bytes ({reservoir_bytes / 2**20:.1f} MiB).",
-                hint="Use a larger reservoir_gb, fewer workers, shorter windows over pictures, or "
-                "sampling_strategy='remaining'.",
-                episode_index=name,
-                size_bytes=needed_bytes,
-                budget_bytes=reservoir_bytes,
-            )
+    if not len(table):
+        return
+    back, ahead = window_reach(table.groups(windows))
+    holds = np.minimum(np.asarray(lengths), 2 * (back + ahead)) * table.picture_bytes.sum(axis=1)
+    largest = int(np.argmax(holds))
+    needed = largest_unit_bytes(table, lengths) + int(holds[largest])
+    if needed <= planned_bytes(reservoir_bytes):
+        return
+    needed_bytes = -(-needed * 8 // 7)
+    name = int(episode_index[largest])
+    raise ByteBudgetError(
+        f"The reservoir of decoded pictures is too small: the largest GOPs of this dataset, and what windows "
+        f"need beside them (most in episode {name}), take {needed_bytes} bytes "
+        f"({needed_bytes / 2**20:.1f} MiB), but its worker's share is {reservoir_bytes} bytes "
+        f"({reservoir_bytes / 2**20:.1f} MiB).",
+        hint="Use a larger reservoir_gb, fewer workers, shorter windows over pictures, or "
+        "sampling_strategy='remaining'.",
+        episode_index=name,
+        size_bytes=needed_bytes,
+        budget_bytes=reservoir_bytes,
+    )
 
 
 def hold_bytes(table: GopTable, episode: int, length: int, groups: tuple[PictureGroup, ...]) -> int:
@@ -416,4 +418,6 @@ def largest_unit_bytes(table: GopTable, lengths: Sequence[int]) -> int:
 
 def _words(random: RandomKeys) -> Iterator[int]:
     """Uniform 64-bit words without end."""
-    return chain.from_iterable(iter(lambda: random.raw(_WORDS).tolist(), None))
+    # Few at first: most plans of tests, and many of small datasets, need no more.
+    sizes = chain((1 << bits for bits in range(6, 12)), repeat(1 << 12))
+    return chain.from_iterable(random.raw(size).tolist() for size in sizes)

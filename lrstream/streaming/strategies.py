@@ -22,6 +22,7 @@ from lrstream.errors import UsageError
 from lrstream.streaming.keys import RandomKeys, UInt64Array
 
 __all__ = [
+    "ANCHOR_STRATEGIES",
     "SAMPLING_STRATEGIES",
     "Draw",
     "PoolStrategy",
@@ -32,6 +33,9 @@ __all__ = [
 
 SamplingStrategy = Literal["remaining", "round_robin", "gop"]
 SAMPLING_STRATEGIES: tuple[SamplingStrategy, ...] = get_args(SamplingStrategy)
+
+ANCHOR_STRATEGIES: tuple[SamplingStrategy, ...] = ("remaining", "round_robin")
+"""Those that decode anchor by anchor, so that an episode stays in the pool until its last anchor."""
 
 Int32Array = npt.NDArray[np.int32]
 

@@ -15,6 +15,7 @@ from lrstream.commands.benchmark_common import ChosenEpisodes, num_usable_cpus
 from lrstream.index.open import open_index
 from lrstream.streaming.ceiling import BareDecoder, DecodedEpisode
 from lrstream.streaming.fetch import EpisodeLoader
+from lrstream.streaming.gop_table import GopTable
 from lrstream.streaming.metrics import LoaderMetrics
 from lrstream.streaming.planning import PlanSettings, plan_streams
 from lrstream.streaming.pool import AnchorPlan
@@ -136,6 +137,7 @@ def ceiling_probe(chosen: ChosenEpisodes, options: LoaderOptions, archive: Path)
                 loader.sizes(positions),
                 options.plan_settings(),
                 options.samples,
+                gops=loader.gops(positions) if options.strategy == "gop" else None,
             )
             yield CeilingProbe(
                 loader,
@@ -156,6 +158,8 @@ def planned_anchors(
     sizes: NDArray[np.int64],
     settings: PlanSettings,
     limit: int | None,
+    *,
+    gops: GopTable | None = None,
 ) -> dict[int, list[int]]:
     """The first anchors that rank 0 will deliver.
 
@@ -165,13 +169,14 @@ def planned_anchors(
         sizes: int64[n], their bytes.
         settings: As those of the loader.
         limit: Anchors that will be delivered at most; None = all.
+        gops: Units of each chosen episode; for strategy `gop`.
 
     Returns:
         Frames by position in the episode table, in no particular order.
     """
     anchors: dict[int, list[int]] = {}
     share = -(-min(limit or _MAX_PLANNED, _MAX_PLANNED) // settings.num_parts)
-    for rank, _, stream in plan_streams(lengths, settings, sizes=sizes):
+    for rank, _, stream in plan_streams(lengths, settings, sizes=sizes, gops=gops):
         if rank != 0:
             break
         places = positions[stream.positions]

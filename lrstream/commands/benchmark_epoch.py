@@ -52,7 +52,8 @@ class StreamWalk:
     Attributes:
         num_anchors: Anchors of the epoch.
         begun_at: Anchor at which the fetch of each episode begins, int64, in the order of admission.
-        needed_at: First anchor of each episode, int64, in that order.
+        needed_at: First anchor of each episode, or the one before which its first unit is decoded, int64,
+            in that order.
         num_bytes: Bytes to fetch of each, int64, in that order.
     """
 
@@ -101,6 +102,9 @@ def walk(
         frontier.admit(len(block.admitted))
         begun_at[num_begun : frontier.num_begun] = done
         num_begun = frontier.num_begun
+        for entry in block.entries:
+            if needed_at[entry.episode] < 0:
+                needed_at[entry.episode] = done + entry.at
         episodes, firsts = np.unique(block.episode, return_index=True)
         is_new = needed_at[episodes] < 0
         needed_at[episodes[is_new]] = done + firsts[is_new]

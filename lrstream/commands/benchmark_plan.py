@@ -30,6 +30,7 @@ from lrstream.errors import UsageError
 from lrstream.index.open import open_index
 from lrstream.sidecar.problems import Problem
 from lrstream.sidecar.resolve import resolve_sidecar
+from lrstream.streaming.gop_index import gop_table
 from lrstream.streaming.planning import (
     DEFAULT_BYTE_BUDGET_GB,
     DEFAULT_SEED,
@@ -243,8 +244,11 @@ def benchmark_plan(chosen: ChosenEpisodes, options: PlanOptions) -> PlanBenchmar
         streams: list[StreamPlan] = []
         sizes = spans.sizes(positions)
         lengths = table.length[positions]
+        gops = None
+        if settings.strategy == "gop":
+            gops = gop_table(table, files, spans, positions, fps=layout.info.fps)
         for rank, _, stream in plan_streams(
-            lengths, settings, sizes=sizes, episode_index=table.episode_index[positions]
+            lengths, settings, sizes=sizes, episode_index=table.episode_index[positions], gops=gops
         ):
             if rank == options.rank and len(stream.positions):
                 streams.append(stream)

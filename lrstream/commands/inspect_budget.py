@@ -14,6 +14,8 @@ from lrstream.commands.inspect_source import InspectedDataset
 from lrstream.errors import ByteBudgetError, UsageError
 from lrstream.sidecar.problems import Problem
 from lrstream.streaming.budget import oversized_episode_error
+from lrstream.streaming.gop_index import gop_table
+from lrstream.streaming.gop_table import GopTable
 from lrstream.streaming.planning import (
     DEFAULT_BYTE_BUDGET_GB,
     DEFAULT_POOL_SIZE,
@@ -164,8 +166,12 @@ def inspect_budget(opened: InspectedDataset, settings: BudgetSettings) -> Budget
         episode_pool_size=settings.episode_pool_size,
         byte_budget_bytes=settings.byte_budget_bytes,
     )
+    gops = None
+    if settings.strategy == "gop":
+        positions = np.arange(len(episodes), dtype=np.int64)
+        gops = gop_table(episodes, opened.files, opened.spans, positions, fps=opened.layout.info.fps)
     unlimited = _reservations(
-        episodes.length, sizes, replace(plan_settings, byte_budget_bytes=None), settings
+        episodes.length, sizes, replace(plan_settings, byte_budget_bytes=None), settings, gops
     )
     # Ranks with fewer episodes than workers have fewer, hence larger, shares of the budget.
     num_streams = max((worker.num_streams for worker in unlimited), default=1)
@@ -175,7 +181,7 @@ def inspect_budget(opened: InspectedDataset, settings: BudgetSettings) -> Budget
         for worker in unlimited
     )
     needed_bytes = max((item.num_streams * item.reservation.bound_bytes for item in unlimited), default=0)
-    workers = [] if num_oversized else _reservations(episodes.length, sizes, plan_settings, settings)
+    workers = [] if num_oversized else _reservations(episodes.length, sizes, plan_settings, settings, gops)
     order = np.argsort(-sizes, kind="stable")[:_NUM_LARGEST]
     largest = tuple(
         EpisodeSize(int(episodes.episode_index[at]), int(episodes.length[at]), int(sizes[at]))
@@ -244,9 +250,10 @@ def _reservations(
     sizes: NDArray[np.int64],
     plan_settings: PlanSettings,
     settings: BudgetSettings,
+    gops: GopTable | None,
 ) -> list[_Stream]:
     found = []
-    for rank, worker, stream in plan_streams(lengths, plan_settings, sizes=sizes):
+    for rank, worker, stream in plan_streams(lengths, plan_settings, sizes=sizes, gops=gops):
         if not len(stream.positions):
             continue
         reservation = reservation_of(

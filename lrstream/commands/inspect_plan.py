@@ -13,7 +13,7 @@ from lrstream.sidecar.problems import Problem
 from lrstream.streaming.partition import partition_report
 from lrstream.streaming.planning import DEFAULT_SEED, PlanSettings, plan_streams
 from lrstream.streaming.pool import episodes_per_batch
-from lrstream.streaming.strategies import SAMPLING_STRATEGIES
+from lrstream.streaming.strategies import ANCHOR_STRATEGIES
 
 __all__ = ["Mixing", "PlanReport", "RankShare", "WorkerShare", "inspect_plan"]
 
@@ -112,6 +112,8 @@ def inspect_plan(
 ) -> PlanReport:
     """Plan an epoch from metadata alone. The byte budget is left aside: see `inspect budget`.
 
+    So is strategy `gop`, whose plan needs the index: see `benchmark plan`.
+
     Raises:
         UsageError: A rank would have no episode, or a number cannot work.
     """
@@ -139,7 +141,7 @@ def inspect_plan(
     )
     mixing = []
     pool_size = 0
-    for strategy in SAMPLING_STRATEGIES:
+    for strategy in ANCHOR_STRATEGIES:
         settings = PlanSettings(
             seed=seed,
             epoch=epoch,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from lrstream.mp4.boxes import Box
 
-__all__ = ["CodecConfig", "ColorInfo", "codec_configuration"]
+__all__ = ["CodecConfig", "ColorInfo", "codec_configuration", "visual_extensions"]
 
 _ENTRY_FIELDS = 78  # bytes of a visual sample entry before its child boxes
 
@@ -80,10 +80,7 @@ def codec_configuration(stsd_body: bytes, *, file_path: str = "stsd") -> CodecCo
         UnsupportedMp4Error: The codec is not one of those known here.
         MalformedMp4Error: The description does not fit its boxes, or lacks the decoder's configuration.
     """
-    stsd = Box(file_path, "stsd", 0, 8, memoryview(stsd_body))
-    entry = next(stsd.children(8, padded=True), None)
-    if entry is None:
-        raise stsd.malformed("there is no sample description")
+    entry = _first_entry(stsd_body, file_path)
     fourcc = entry.path[len("stsd/") :]
     codec = _CODECS.get(fourcc)
     if codec is None:
@@ -96,9 +93,7 @@ def codec_configuration(stsd_body: bytes, *, file_path: str = "stsd") -> CodecCo
         raise entry.malformed(
             f"a visual sample entry has {_ENTRY_FIELDS} bytes or more, not {len(entry.payload)}"
         )
-    extensions: dict[str, Box] = {}
-    for box in entry.children(_ENTRY_FIELDS, padded=True):
-        extensions.setdefault(box.path[len(entry.path) + 1 :], box)
+    extensions = _extensions(entry)
     return CodecConfig(
         codec=codec,
         fourcc=fourcc,
@@ -107,6 +102,34 @@ def codec_configuration(stsd_body: bytes, *, file_path: str = "stsd") -> CodecCo
         width=width,
         height=height,
     )
+
+
+def visual_extensions(stsd_body: bytes, *, file_path: str = "stsd") -> dict[str, Box]:
+    """Boxes inside the first sample entry by type (``avcC``, ``colr``, ...), the first of each.
+
+    Args:
+        stsd_body: Payload of `stsd`.
+        file_path: File named in errors.
+
+    Raises:
+        MalformedMp4Error: The description does not fit its boxes.
+    """
+    return _extensions(_first_entry(stsd_body, file_path))
+
+
+def _first_entry(stsd_body: bytes, file_path: str) -> Box:
+    stsd = Box(file_path, "stsd", 0, 8, memoryview(stsd_body))
+    entry = next(stsd.children(8, padded=True), None)
+    if entry is None:
+        raise stsd.malformed("there is no sample description")
+    return entry
+
+
+def _extensions(entry: Box) -> dict[str, Box]:
+    extensions: dict[str, Box] = {}
+    for box in entry.children(_ENTRY_FIELDS, padded=True):
+        extensions.setdefault(box.path[len(entry.path) + 1 :], box)
+    return extensions
 
 
 def _extradata(entry: Box, codec: str, extensions: dict[str, Box]) -> bytes:

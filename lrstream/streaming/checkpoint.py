@@ -19,7 +19,7 @@ import torch
 
 from lrstream.errors import UsageError
 from lrstream.storage.per_process import PerProcess
-from lrstream.streaming.loading import KEY_OF_WORKER, Loaded, Shares, Sizes, StateLoading
+from lrstream.streaming.loading import KEY_OF_WORKER, Figures, Loaded, Shares, StateLoading
 from lrstream.streaming.planning import Frames
 from lrstream.streaming.position import batches_of_samples
 from lrstream.streaming.state import (
@@ -288,7 +288,7 @@ class Checkpointer:
     def load(
         self,
         values: Mapping[str, Any],
-        sizes: Sizes,
+        figures: Figures,
         *,
         worker: tuple[int, int] | None,
         elastic: bool = False,
@@ -299,8 +299,7 @@ class Checkpointer:
 
         Args:
             values: From `state`.
-            sizes: Gives int64[n], exact bytes of each selected episode; asked for only where earlier
-                stages have to be run again.
+            figures: Of the index; asked for only where earlier stages have to be run again.
             worker: Number of this DataLoader worker and of all workers; None in the training process.
             elastic: Whether ranks, workers and batches may differ.
             ignore: Of "data_root", "revision" and "content_digest", those that may differ.
@@ -310,7 +309,7 @@ class Checkpointer:
             UsageError: The state is of another kind, or of other data or settings.
         """
         if isinstance(values, Mapping) and KEY_OF_WORKER in values:
-            self._loaded = self._loading.of_worker(values, sizes, worker, elastic=elastic, ignore=ignore)
+            self._loaded = self._loading.of_worker(values, figures, worker, elastic=elastic, ignore=ignore)
             if not self._repeat:
                 self._shared[_EPOCH] = self._loaded.state.epoch
             return
@@ -321,9 +320,9 @@ class Checkpointer:
             )
         saved = LoaderState.from_dict(values)
         if elastic:
-            self._place(self._loading.elastic(saved, sizes, ignore))
+            self._place(self._loading.elastic(saved, figures, ignore))
         else:
-            self._place(self._loading.exact(saved, sizes, ignore, numbers))
+            self._place(self._loading.exact(saved, figures, ignore, numbers))
 
     def resume(
         self,
@@ -332,12 +331,12 @@ class Checkpointer:
         batches: int | None,
         samples: int | None,
         numbers: Mapping[str, Any],
-        sizes: Sizes,
+        figures: Figures,
     ) -> None:
         """Begin the next iteration of an epoch after so many batches or samples of this rank."""
         self._refuse_repeat()
         start = replace(self._template, epoch=epoch, **numbers)
-        self._place(self._loading.exact(self._at(start, batches, samples, None), sizes))
+        self._place(self._loading.exact(self._at(start, batches, samples, None), figures))
 
     def _place(self, loaded: Loaded) -> None:
         self._shared[_EPOCH] = loaded.state.epoch

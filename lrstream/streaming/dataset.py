@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -29,8 +30,9 @@ from lrstream.streaming.checkpoint import Checkpointer, Progress
 from lrstream.streaming.content import content_digest, source_sizes
 from lrstream.streaming.fetch import EpisodeLoader
 from lrstream.streaming.follow import refuse_sharding
+from lrstream.streaming.gop_table import GopTable
 from lrstream.streaming.iteration import DatasetIterator, failing_iterator
-from lrstream.streaming.loading import EpisodeShares
+from lrstream.streaming.loading import EpisodeShares, Figures
 from lrstream.streaming.meta import DatasetMeta
 from lrstream.streaming.metrics import LoaderMetrics
 from lrstream.streaming.observed import MetricsExport, ObservedDataset
@@ -49,7 +51,7 @@ from lrstream.streaming.sources import TrackSource
 from lrstream.streaming.state import LoaderState, selection_digest
 from lrstream.streaming.strategies import SamplingStrategy
 from lrstream.streaming.verify import PayloadChecksums, check_payload_checksums, open_payload_checksums
-from lrstream.streaming.windows import WindowSpec
+from lrstream.streaming.windows import WindowSpec, picture_windows
 from lrstream.streaming.worker import ProcessReader
 
 __all__ = ["StreamingLeRobotDataset"]
@@ -86,10 +88,13 @@ class StreamingLeRobotDataset(ObservedDataset):
         repo_type: What ``OWNER/NAME`` is, "dataset" or "bucket".
         seed: Seed of the order; None = 42.
         sampling_strategy: "remaining": the next episode is drawn in proportion to its remaining anchors;
-            "round_robin": one anchor of each episode of the pool in every round.
+            "round_robin": one anchor of each episode of the pool in every round; "gop": whole GOPs are
+            decoded once, and their anchors mixed in a reservoir of decoded pictures.
         episode_pool_size: Episodes that each worker mixes; None = 32 / number of workers.
         prefetch_episodes: Episodes that each worker fetches ahead of its pool.
         byte_budget_gb: MP4 bytes that a rank may hold, shared by its workers; 1 GB counts as 2**30 bytes.
+        reservoir_gb: Decoded pictures that a rank keeps with "gop", shared by its workers; 1 GB counts as
+            2**30 bytes. Other strategies keep none.
         decode_threads: Threads that decode in each worker.
         decoded_queue_size: Samples that each worker keeps ahead.
         video_decoder_cache_size: Open decoders of the rank, shared by its workers; None = pool × cameras.
@@ -140,6 +145,7 @@ class StreamingLeRobotDataset(ObservedDataset):
         episode_pool_size: int | None = None,
         prefetch_episodes: int = 8,
         byte_budget_gb: float = 8.0,
+        reservoir_gb: float = 2.0,
         decode_threads: int = 2,
         decoded_queue_size: int = 8,
         video_decoder_cache_size: int | None = None,
@@ -163,6 +169,7 @@ class StreamingLeRobotDataset(ObservedDataset):
             episode_pool_size=episode_pool_size,
             prefetch_episodes=prefetch_episodes,
             byte_budget_gb=byte_budget_gb,
+            reservoir_gb=reservoir_gb,
             decode_threads=decode_threads,
             decoded_queue_size=decoded_queue_size,
             video_decoder_cache_size=video_decoder_cache_size,
@@ -192,16 +199,18 @@ class StreamingLeRobotDataset(ObservedDataset):
         self._positions = resolve_selection(self._layout, episodes, exclude_episodes)
         self._lengths = table.length[self._positions]
         self._share_frames = self._count_share()
+        windows = WindowSpec.parse(
+            delta_timestamps,
+            info.features,
+            fps=info.fps,
+            tolerance_s=tolerance_s,
+            left_out=self._layout.left_out,
+        )
+        self._settings = replace(self._settings, picture_windows=picture_windows(windows, table.cameras))
         self._builder = SampleBuilder(
             features=info.features,
             tasks=self._layout.tasks,
-            windows=WindowSpec.parse(
-                delta_timestamps,
-                info.features,
-                fps=info.fps,
-                tolerance_s=tolerance_s,
-                left_out=self._layout.left_out,
-            ),
+            windows=windows,
             return_uint8=return_uint8,
             depth_unit=depth_output_unit,
             image_transforms=image_transforms,
@@ -385,6 +394,12 @@ class StreamingLeRobotDataset(ObservedDataset):
 
     def _sizes(self) -> NDArray[np.int64]:
         return self._episode_loader().sizes(self._positions)
+
+    def _gops(self) -> GopTable:
+        return self._episode_loader().gops(self._positions)
+
+    def _figures(self) -> Figures:
+        return Figures(self._sizes, self._gops)
 
     def _open_tracks(self) -> TrackSource | None:
         return None if self._sidecar is None else open_index(self._sidecar)

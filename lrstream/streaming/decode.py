@@ -29,7 +29,7 @@ from lrstream.mp4.codec_config import CodecConfig
 from lrstream.streaming.clip import Clip
 from lrstream.streaming.pictures import PictureConverter
 
-__all__ = ["Decoder", "DecoderPool", "PictureSink", "decode_pictures", "decoder_names"]
+__all__ = ["Decoder", "DecoderPool", "PictureSink", "PictureSource", "decode_pictures", "decoder_names"]
 
 # FFmpeg's decoders for a codec, best first. The native `av1` one is absent on purpose: it only drives
 # hardware, and says "Function not implemented" where there is none (K13).
@@ -56,6 +56,13 @@ class PictureSink(Protocol):
             picture: The decoded picture.
             converter: The decoder's converter, for use during the call.
         """
+
+
+class PictureSource(Protocol):
+    """Where a sample's pictures come from."""
+
+    def write(self, clip: Clip, ranks: Sequence[int], sink: PictureSink) -> None:
+        """Hand pictures of one clip to `sink`; see `decode_pictures`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -96,6 +103,10 @@ class DecoderPool:
     def num_opened(self) -> int:
         """Decoders opened so far; far more than `capacity` means that they are evicted all the time."""
         return self._num_opened
+
+    def write(self, clip: Clip, ranks: Sequence[int], sink: PictureSink) -> None:
+        """`decode_pictures` with these decoders."""
+        decode_pictures(clip, ranks, sink, self)
 
     def take(self, config: CodecConfig, *, is_strict: bool) -> Decoder:
         """A flushed decoder for this configuration; `give` must follow.

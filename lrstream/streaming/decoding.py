@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -14,6 +14,7 @@ from lrstream.streaming.budget import Lease
 from lrstream.streaming.decode import DecoderPool
 from lrstream.streaming.episode import EpisodeRecord
 from lrstream.streaming.metrics import LoaderMetrics
+from lrstream.streaming.reservoir import HeldAnchor, PictureReservoir
 from lrstream.streaming.samples import SampleBuilder
 from lrstream.streaming.threads import JobThreads, ThreadShare
 
@@ -33,13 +34,15 @@ class QueuedAnchor(NamedTuple):
 
     Attributes:
         number: Its name in the outcome.
-        lease: Its episode; released once it is decoded.
+        lease: Its episode, or its pictures where they are in the reservoir; released once it is decoded.
+        episode: Its episode in the plan.
         frame: Its frame in the episode.
         place: Where to write the sample.
     """
 
     number: int
-    lease: Lease[EpisodeRecord]
+    lease: Lease[EpisodeRecord] | HeldAnchor
+    episode: int
     frame: int
     place: Place | None
 
@@ -66,6 +69,7 @@ class DecodeStage:
         num_threads: Most threads.
         threads: Threads that several stages use; None = its own.
         is_transforming: Whether image transforms run here.
+        reservoir: Decoded pictures that anchors wait for; None = each anchor is decoded for itself.
         memory: What stacks the samples later.
     """
 
@@ -78,6 +82,7 @@ class DecodeStage:
         num_threads: int,
         threads: JobThreads | None = None,
         is_transforming: bool,
+        reservoir: PictureReservoir | None = None,
         memory: BatchMemory | None = None,
     ) -> None:
         self._builder = builder
@@ -85,12 +90,14 @@ class DecodeStage:
         self._is_transforming = is_transforming and builder.image_transforms is not None
         self._metrics = metrics
         self._memory = memory
+        self._reservoir = reservoir
         self._threads: JobThreads | ThreadShare = (
             JobThreads("lrstream-decode", num_threads) if threads is None else ThreadShare(threads)
         )
         self._lock = threading.Lock()
         self._waiting: dict[_GopKey, _Job] = {}  # that no thread has begun, by episode and GOP
-        self._leases: dict[int, Lease[EpisodeRecord]] = {}  # of anchors that are not decoded yet
+        # Of anchors that are not decoded yet.
+        self._leases: dict[int, Lease[EpisodeRecord] | HeldAnchor] = {}
         self.outcomes: queue.SimpleQueue[list[Outcome]] = queue.SimpleQueue()
 
     def submit(self, anchors: Sequence[QueuedAnchor]) -> None:
@@ -98,10 +105,16 @@ class DecodeStage:
 
         Each list that is handed over wakes a thread, so a few anchors at a time cost less than single ones.
         """
+        for anchor in anchors:
+            self._leases[anchor.number] = anchor.lease
+        if self._reservoir is not None:
+            for anchor in anchors:
+                alone = partial(self._deliver, [[anchor]])
+                self._reservoir.when_ready(anchor.episode, anchor.frame, partial(self.run, alone))
+            return
         job = _Job()
         with self._lock:
             for anchor in anchors:
-                self._leases[anchor.number] = anchor.lease
                 episode = anchor.lease.payload
                 gop = self._builder.gop_of(episode, anchor.frame)
                 # Where nothing is known of GOPs, there is nothing to share either.
@@ -109,31 +122,38 @@ class DecodeStage:
                 # One that waits is decoded earlier and has room for all of its GOP.
                 self._waiting.setdefault(key, job).gops.setdefault(key, []).append(anchor)
         if job.gops:
-            self._threads.submit(partial(self._run, job))
+            self.run(partial(self._begin, job))
+
+    def run(self, job: Callable[[], None]) -> None:
+        """Run something else on the same threads, in its turn."""
+        self._threads.submit(job)
 
     def close(self, timeout_s: float) -> bool:
         """Drop anchors that are not being decoded, with their bytes; whether all threads have ended."""
         has_ended = self._threads.close(timeout_s)
         while self._leases:
             self._leases.popitem()[1].release()
+        if self._reservoir is not None:
+            self._reservoir.close()
         return has_ended
 
-    def _run(self, job: _Job) -> None:
+    def _begin(self, job: _Job) -> None:
         with self._lock:
             for key in job.gops:
                 del self._waiting[key]
-        outcomes: list[Outcome] = []
-        for anchors in job.gops.values():
-            outcomes += self._decode(anchors)
-        self.outcomes.put(outcomes)
+        self._deliver(job.gops.values())
+
+    def _deliver(self, groups: Iterable[list[QueuedAnchor]]) -> None:
+        self.outcomes.put([outcome for anchors in groups for outcome in self._decode(anchors)])
 
     def _decode(self, anchors: list[QueuedAnchor]) -> list[Outcome]:
+        lease = anchors[0].lease
         try:
             with self._metrics.timed("decode", len(anchors)):
                 samples = self._builder.build(
-                    anchors[0].lease.payload,
+                    lease.payload,
                     [anchor.frame for anchor in anchors],
-                    self._decoders,
+                    lease if isinstance(lease, HeldAnchor) else self._decoders,
                     memory=self._memory,
                     places=[anchor.place for anchor in anchors],
                 )

@@ -26,6 +26,8 @@ from lrstream.storage.store import DatasetStore
 from lrstream.streaming.budget import EpisodeByteCache
 from lrstream.streaming.clip import Clip, ClipTable
 from lrstream.streaming.episode import CameraRecord, EpisodeRecord
+from lrstream.streaming.gop_index import gop_table
+from lrstream.streaming.gop_table import GopTable
 from lrstream.streaming.metrics import LoaderMetrics
 from lrstream.streaming.sources import EpisodeSpans, TrackSource, VideoFiles
 from lrstream.streaming.threads import JobThreads
@@ -85,6 +87,16 @@ class EpisodeLoader:
             TimestampError: The metadata of an episode do not fit its video.
         """
         return self._spans.sizes(positions)
+
+    def gops(self, positions: NDArray[np.int64]) -> GopTable:
+        """Units of episodes and the bytes of their pictures, from the index alone; see `gop_table`.
+
+        Raises:
+            TimestampError: The metadata of an episode do not fit its video.
+        """
+        return gop_table(
+            self._layout.episodes, self._files, self._spans, positions, fps=self._layout.info.fps
+        )
 
     def parts(self, position: int) -> dict[str, Callable[[], Any]]:
         """The reads of one episode by name ("" for the rows), each to be called on any thread."""

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lrstream.errors import UsageError
+from lrstream.streaming.gop_table import GopTable
 from lrstream.streaming.planning import Frames
 from lrstream.streaming.state import (
     LoaderState,
@@ -20,12 +21,24 @@ from lrstream.streaming.state import (
     replan,
 )
 
-__all__ = ["KEY_OF_WORKER", "EpisodeShares", "Loaded", "Shares", "Sizes", "StateLoading"]
+__all__ = ["KEY_OF_WORKER", "EpisodeShares", "Figures", "Loaded", "Shares", "StateLoading"]
 
 KEY_OF_WORKER = "worker"
 """What tells the state of one DataLoader worker from that of a whole loader."""
 
-Sizes = Callable[[], npt.NDArray[np.int64]]
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What of the index earlier stages of an epoch were planned with, looked up only if it is needed.
+
+    Attributes:
+        sizes: Gives int64[n], exact bytes of each selected episode.
+        gops: Gives the units of each selected episode; None where there is no video.
+    """
+
+    sizes: Callable[[], npt.NDArray[np.int64]]
+    gops: Callable[[], GopTable] | None = None
+
 
 _NUMBERS = ("num_workers", "batch_size", "drop_last")
 
@@ -37,7 +50,7 @@ class Shares(Protocol):
         """Samples of each worker in the current stage of an epoch, int64[workers], for each rank."""
         ...
 
-    def left(self, state: LoaderState, sizes: Sizes) -> Frames | None:
+    def left(self, state: LoaderState, figures: Figures) -> Frames | None:
         """What earlier stages of the epoch have not delivered; None where there are none."""
         ...
 
@@ -56,12 +69,18 @@ class EpisodeShares:
         """See `Shares`."""
         return owned_frames(state, self.lengths, frames)
 
-    def left(self, state: LoaderState, sizes: Sizes) -> Frames | None:
+    def left(self, state: LoaderState, figures: Figures) -> Frames | None:
         """See `Shares`."""
         if not state.earlier_stages:
             return None
+        with_units = any(stage.strategy == "gop" for stage in state.earlier_stages)
         return remaining_after(
-            state.earlier_stages, self.lengths, seed=state.seed, epoch=state.epoch, sizes=sizes()
+            state.earlier_stages,
+            self.lengths,
+            seed=state.seed,
+            epoch=state.epoch,
+            sizes=figures.sizes(),
+            gops=figures.gops() if with_units and figures.gops is not None else None,
         )
 
 
@@ -114,7 +133,7 @@ class StateLoading:
     def exact(
         self,
         saved: LoaderState,
-        sizes: Sizes,
+        figures: Figures,
         ignore: Collection[str] = (),
         numbers: Mapping[str, Any] | None = None,
     ) -> Loaded:
@@ -122,29 +141,29 @@ class StateLoading:
 
         Args:
             saved: The state.
-            sizes: Gives int64[n], exact bytes of each selected episode.
+            figures: Of the index.
             ignore: As in `check_compatible`.
             numbers: Those of `num_workers`, `batch_size`, `drop_last` that are known of this run.
         """
         given = {name: getattr(saved, name) for name in _NUMBERS} | dict(numbers or {})
         check_compatible(saved, replace(self.template, **given), ignore=ignore)
-        frames = self.shares.left(saved, sizes)
+        frames = self.shares.left(saved, figures)
         offsets = offsets_of(saved, self.shares.owned(saved, frames), rank=self.template.rank)
         return Loaded(self._own(saved), saved.num_workers, offsets.samples, offsets.next_worker, frames)
 
-    def elastic(self, saved: LoaderState, sizes: Sizes, ignore: Collection[str]) -> Loaded:
+    def elastic(self, saved: LoaderState, figures: Figures, ignore: Collection[str]) -> Loaded:
         """The start of a new stage, with whatever numbers this run has, after a state (LD-15)."""
         current = replace(self.template, epoch=saved.epoch)
         check_compatible(saved, current, elastic=True, ignore=ignore)
         # Refuses a position beyond the end.
-        offsets_of(saved, self.shares.owned(saved, self.shares.left(saved, sizes)), rank=0)
+        offsets_of(saved, self.shares.owned(saved, self.shares.left(saved, figures)), rank=0)
         state = replan(saved, current)
-        return Loaded(state, None, frames=self.shares.left(state, sizes))
+        return Loaded(state, None, frames=self.shares.left(state, figures))
 
     def of_worker(
         self,
         values: Mapping[str, Any],
-        sizes: Sizes,
+        figures: Figures,
         worker: tuple[int, int] | None,
         *,
         elastic: bool,
@@ -154,7 +173,7 @@ class StateLoading:
 
         Args:
             values: From the same worker of an earlier run.
-            sizes: As in `exact`.
+            figures: As in `exact`.
             worker: Number of this worker and of all workers; None in the training process.
             elastic: Whether other numbers were asked for, which the state of one worker cannot give.
             ignore: As in `check_compatible`.
@@ -175,4 +194,4 @@ class StateLoading:
             )
         counts = [0] * saved.settings.num_parts
         counts[part] = samples
-        return Loaded(self._own(saved), worker[1], tuple(counts), 0, self.shares.left(saved, sizes), part)
+        return Loaded(self._own(saved), worker[1], tuple(counts), 0, self.shares.left(saved, figures), part)

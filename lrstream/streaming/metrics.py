@@ -11,10 +11,11 @@ from typing import Any, Literal, get_args
 
 __all__ = ["LoaderMetrics", "PayloadCheck", "Stage", "WaitHistogram"]
 
-Stage = Literal["rows", "payload", "assembly", "decode", "transform"]
-"""Per episode: Parquet rows, MP4 ranges, building the record. Per sample: decoding, image transforms."""
+Stage = Literal["rows", "payload", "assembly", "unit", "decode", "transform"]
+"""Per episode: Parquet rows, MP4 ranges, building the record. Per unit of strategy `gop`: decoding it. Per
+sample: decoding (with `gop` conversion alone), image transforms."""
 
-_STAGES: tuple[Stage, ...] = ("rows", "payload", "assembly", "decode", "transform")
+_STAGES: tuple[Stage, ...] = ("rows", "payload", "assembly", "unit", "decode", "transform")
 
 PayloadCheck = Literal["correct", "unchecked", "healed", "damaged"]
 """What came of checking a span: right at once, no checksum, right when read again, wrong twice."""
@@ -107,6 +108,8 @@ class LoaderMetrics:
         self._refill_stall_s = 0.0
         self._peak_reserved_bytes = 0
         self._payload_checks: dict[str, int] = dict.fromkeys(get_args(PayloadCheck), 0)
+        self._peak_reservoir_bytes = 0
+        self._pictures = 0
 
     @contextmanager
     def timed(self, stage: Stage, count: int = 1) -> Iterator[None]:
@@ -164,12 +167,23 @@ class LoaderMetrics:
         with self._lock:
             self._peak_reserved_bytes = max(self._peak_reserved_bytes, reserved_bytes)
 
+    def add_pictures(self, count: int) -> None:
+        """Count pictures that were decoded for a reservoir."""
+        with self._lock:
+            self._pictures += count
+
+    def add_reservoir_peak(self, held_bytes: int) -> None:
+        """Take note of the most decoded pictures that an epoch which has ended kept."""
+        with self._lock:
+            self._peak_reservoir_bytes = max(self._peak_reservoir_bytes, held_bytes)
+
     def snapshot(self) -> dict[str, Any]:
         """All counters: plain numbers by name.
 
         A stage has `count` (of reads, episodes or samples), `seconds` (of all its threads together), `per_s`
         (counts per thread and second) and `samples_per_s`: the same in samples, where a loaded episode
         counts as many as it has frames. `fetch_busy_s` is the time in which at least one read was under way.
+        Of units, delivered samples are counted.
         """
         with self._lock:
             samples = self._samples
@@ -177,6 +191,7 @@ class LoaderMetrics:
                 stage: self._counts[stage] if stage in ("decode", "transform") else self._frames_loaded
                 for stage in _STAGES
             }
+            num_samples["unit"] = samples
             return {
                 "samples": samples,
                 "episodes_loaded": self._episodes,
@@ -199,4 +214,6 @@ class LoaderMetrics:
                 "refill_stall_s": self._refill_stall_s,
                 "peak_reserved_bytes": self._peak_reserved_bytes,
                 "payload_checks": dict(self._payload_checks),
+                "reservoir_pictures": self._pictures,
+                "peak_reservoir_bytes": self._peak_reservoir_bytes,
             }

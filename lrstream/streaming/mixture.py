@@ -22,7 +22,7 @@ from lrstream.streaming.checkpoint import Checkpointer, Progress
 from lrstream.streaming.dataset import StreamingLeRobotDataset
 from lrstream.streaming.follow import refuse_sharding
 from lrstream.streaming.iteration import DatasetIterator, failing_iterator
-from lrstream.streaming.loading import Sizes
+from lrstream.streaming.loading import Figures
 from lrstream.streaming.meta import DatasetMeta
 from lrstream.streaming.metrics import LoaderMetrics
 from lrstream.streaming.metrics_server import environment_address
@@ -107,6 +107,7 @@ class MixtureDataset(ObservedDataset):
         rank, world_size = place_of(members, rank, world_size)
         settings = replace(
             members[0]._settings,
+            sampling_strategy="remaining",
             seed=DEFAULT_SEED if seed is None else seed,
             byte_budget_gb=byte_budget_gb,
             decode_threads=decode_threads,
@@ -436,7 +437,7 @@ class _MixturePositions:
         left: Any = frames
         return list(self.members.shares(state.world_size, state.num_workers, left).samples)
 
-    def left(self, state: LoaderState, sizes: Sizes) -> Frames | None:
+    def left(self, state: LoaderState, figures: Figures) -> Frames | None:
         if not state.earlier_stages:
             return None
         left: Any = self.members.remaining_after(state)

@@ -26,6 +26,7 @@ from lrstream.streaming.position import worker_offsets
 from lrstream.streaming.settings import LoaderSettings
 from lrstream.streaming.state import LoaderState, check_compatible
 from lrstream.streaming.threads import JobThreads
+from lrstream.streaming.windows import picture_windows
 from lrstream.streaming.worker import ProcessReader
 
 __all__ = ["MixtureMembers", "member_of"]
@@ -46,6 +47,10 @@ def member_of(dataset: StreamingLeRobotDataset, features: Sequence[str]) -> Stre
     }
     member._builder = replace(
         dataset._builder, features=layout.info.features, windows=replace(windows, keys=kept)
+    )
+    member._settings = replace(
+        dataset._settings,
+        picture_windows=picture_windows(member._builder.windows, layout.episodes.cameras),
     )
     member.meta = DatasetMeta(
         layout,
@@ -97,6 +102,7 @@ class MixtureMembers:
                 world_size=1,
                 rank=0,
                 byte_budget_bytes=None,
+                picture_windows=member._settings.plan_fields()["picture_windows"],
             )
             for dataset, member in zip(datasets, members, strict=True)
         )
@@ -222,6 +228,10 @@ class MixtureMembers:
         Every stream of every stage is planned again (LD-15).
         """
         sizes = [member._sizes() for member in self.datasets]
+        gops = [
+            member._gops() if member._settings.sampling_strategy == "gop" else None
+            for member in self.datasets
+        ]
         is_left = [[np.ones(length, dtype=bool) for length in own.tolist()] for own in self.lengths]
         frames: list[list[npt.NDArray[np.int32]]] | None = None
         for number, stage in enumerate(state.earlier_stages):
@@ -248,6 +258,7 @@ class MixtureMembers:
                             rank=piece.rank,
                             worker=piece.worker,
                             sizes=sizes[member],
+                            gops=gops[member],
                             frames=self._frames_of(member, frames, stage.world_size),
                         )
                         left = is_left[member]

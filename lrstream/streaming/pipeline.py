@@ -19,6 +19,7 @@ import os
 import time
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -28,14 +29,16 @@ from numpy.typing import NDArray
 
 from lrstream.errors import LrstreamError
 from lrstream.streaming.batches import Placer, Sample
-from lrstream.streaming.budget import EpisodeByteCache
+from lrstream.streaming.budget import EpisodeByteCache, Lease
 from lrstream.streaming.decode import DecoderPool
 from lrstream.streaming.decoding import DecodeStage, Outcome, QueuedAnchor
 from lrstream.streaming.episode import EpisodeRecord
 from lrstream.streaming.fetch import EpisodeLoader, FetchFrontier
 from lrstream.streaming.metrics import LoaderMetrics
 from lrstream.streaming.pool import AnchorPlan, PlanBlock
+from lrstream.streaming.reservoir import HeldAnchor, PictureReservoir
 from lrstream.streaming.samples import SampleBuilder
+from lrstream.streaming.strategies import UnitEntry
 from lrstream.streaming.threads import JobThreads
 
 __all__ = ["EpochPipeline", "PipelineOptions"]
@@ -65,7 +68,10 @@ class PipelineOptions:
 
 
 class _Anchor(NamedTuple):
-    """An anchor to be scheduled, and the episodes whose last anchors are up to here."""
+    """An anchor to be scheduled, and the episodes whose bytes are not needed for more than up to here.
+
+    A block without anchors has one of frame -1, which is nothing but its end.
+    """
 
     episode: int
     frame: int
@@ -124,12 +130,16 @@ class EpochPipeline:
             prefetch_episodes=options.prefetch_episodes,
             max_in_flight=options.max_in_flight,
         )
+        self._reservoir: PictureReservoir | None = None
+        if plan.strategy == "gop":
+            self._reservoir = PictureReservoir(plan, tail.left, decoders, metrics)
         self._decoding = DecodeStage(
             builder,
             decoders,
             metrics,
             num_threads=options.decode_threads,
             threads=threads,
+            reservoir=self._reservoir,
             is_transforming=options.transform_in_threads,
             memory=None if placer is None else placer.memory,
         )
@@ -138,6 +148,8 @@ class EpochPipeline:
         self._blocks = tail.blocks
         self._admitting: list[int] = []  # of the current block, still waiting for room; reversed
         self._block: Iterator[_Anchor] = iter(())
+        self._entries: deque[UnitEntry] = deque()  # of the current block, still to be decoded
+        self._place = -1  # of the next anchor in the current block
         self._next_anchor: _Anchor | None = None
         self._is_planned_out = False
         self.is_complete = False
@@ -152,6 +164,11 @@ class EpochPipeline:
     def cache(self) -> EpisodeByteCache[int, EpisodeRecord]:
         """Reservations and payloads."""
         return self._cache
+
+    @property
+    def reservoir(self) -> PictureReservoir | None:
+        """Decoded pictures; only with strategy `gop`."""
+        return self._reservoir
 
     def __iter__(self) -> Iterator[Sample]:
         return self
@@ -186,6 +203,8 @@ class EpochPipeline:
         """End all threads and drop what is in memory; more calls do nothing."""
         if self._end.alive:
             self._metrics.add_peak(self._cache.peak_reserved_bytes)
+            if self._reservoir is not None:
+                self._metrics.add_reservoir_peak(self._reservoir.peak_held_bytes)
         self._early.clear()
         self._end()
 
@@ -230,7 +249,7 @@ class EpochPipeline:
             self._decoding.submit(job)
 
     def _next_ready(self, is_idle: bool) -> QueuedAnchor | None:
-        """The next anchor, with a lease of its episode; None at the end, or where it has to wait.
+        """The next anchor, with a lease of its episode or pictures; None at the end, or where it has to wait.
 
         Args:
             is_idle: Whether nothing is under way, so that there is nothing better to do than to wait here.
@@ -239,34 +258,74 @@ class EpochPipeline:
             if not self._admit_block(is_idle):
                 return None
             anchor = self._peek()
-            if anchor is not None:
-                break
-            if self._is_planned_out:
+            if anchor is None:
+                if self._is_planned_out:
+                    return None
+                continue
+            if not self._is_available(anchor, is_idle):
                 return None
-        arrival = self._frontier.arrival(anchor.episode)
+            self._next_anchor = None
+            lease: Lease[EpisodeRecord] | HeldAnchor | None = None
+            if anchor.frame >= 0:
+                lease = (
+                    self._cache.lease(anchor.episode)
+                    if self._reservoir is None
+                    else self._reservoir.anchor(anchor.episode, anchor.frame)
+                )
+            for episode in anchor.retired:
+                self._frontier.retire(episode)
+            if lease is not None:
+                break
+        place = None if self._placer is None else self._placer.next()
+        number, self._num_scheduled = self._num_scheduled, self._num_scheduled + 1
+        return QueuedAnchor(number, lease, anchor.episode, anchor.frame, place)
+
+    def _is_available(self, anchor: _Anchor, is_idle: bool) -> bool:
+        """Whether what an anchor needs is in memory, or being decoded; False if that has to wait."""
+        if self._reservoir is not None:
+            return self._enter_units(self._reservoir, is_idle)
+        return self._has_arrived(anchor.episode, is_idle)
+
+    def _has_arrived(self, episode: int, is_idle: bool) -> bool:
+        """Whether an episode is in the cache; waits for it, and raises its error, only if `is_idle`."""
+        arrival = self._frontier.arrival(episode)
         if not arrival.done():
             if not is_idle:
-                return None  # what is decoded already goes first
+                return False  # what is decoded already goes first
             started = time.perf_counter()
             try:
                 arrival.result()
             finally:
                 self._metrics.add_refill_stall(time.perf_counter() - started)
         if arrival.exception() is not None and not is_idle:
-            return None  # raised when its turn comes
+            return False  # raised when its turn comes
         arrival.result()
-        lease = self._cache.lease(anchor.episode)
-        self._next_anchor = None
-        for episode in anchor.retired:
-            self._frontier.retire(episode)
-        place = None if self._placer is None else self._placer.next()
-        number, self._num_scheduled = self._num_scheduled, self._num_scheduled + 1
-        return QueuedAnchor(number, lease, anchor.frame, place)
+        return True
+
+    def _enter_units(self, reservoir: PictureReservoir, is_idle: bool) -> bool:
+        """Decode the units that the next anchor comes after, and some ahead; False if they have to wait."""
+        while self._entries:
+            entry = self._entries[0]
+            is_due = entry.at <= self._place
+            if not is_due and reservoir.num_pending >= max(1, self._options.decode_threads - 1):
+                return True
+            if not self._has_arrived(entry.episode, is_idle and is_due):
+                return not is_due
+            lease = self._cache.lease(entry.episode)
+            if not reservoir.enter(entry, lease, self._decoding.run):
+                lease.release()
+                if is_due and is_idle:
+                    # Nothing is on its way, so what the reservoir holds is what was planned.
+                    raise LrstreamError("A unit waits for room in the reservoir that nobody gives back.")
+                return not is_due
+            self._entries.popleft()
+        return True
 
     def _peek(self) -> _Anchor | None:
         """The next anchor of the current block; None where the next block has to be begun."""
         if self._next_anchor is None:
             self._next_anchor = next(self._block, None)
+            self._place += 1
             if self._next_anchor is None:
                 block = next(self._blocks, None)
                 if block is None:
@@ -274,6 +333,8 @@ class EpochPipeline:
                 else:
                     self._admitting = list(reversed(block.admitted))
                     self._block = _anchors(block)
+                    self._entries = deque(block.entries)
+                    self._place = -1
         return self._next_anchor
 
     def _admit_block(self, is_idle: bool) -> bool:
@@ -281,6 +342,8 @@ class EpochPipeline:
         while self._admitting:
             if not self._frontier.admit(self._admitting[-1]):
                 if is_idle:
+                    if self._reservoir is not None and self._reservoir.wait_for_unit():
+                        continue
                     # Nothing is being decoded, so all that is retired has been freed.
                     raise LrstreamError("An admission waits for bytes that nobody gives back.")
                 return False
@@ -292,6 +355,8 @@ class EpochPipeline:
 def _anchors(block: PlanBlock) -> Iterator[_Anchor]:
     episodes, frames = block.episode.tolist(), block.frame.tolist()
     last = len(episodes) - 1
+    if not episodes:
+        yield _Anchor(-1, -1, block.retired)
     for number, (episode, frame) in enumerate(zip(episodes, frames, strict=True)):
         yield _Anchor(episode, frame, block.retired if number == last else ())
 

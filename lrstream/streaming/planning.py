@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lrstream.errors import UsageError
+from lrstream.streaming.gop_table import GopTable, parse_windows
 from lrstream.streaming.partition import num_streams, partition_episodes, partition_streams, rank_share
 from lrstream.streaming.pool import AnchorPlan
 from lrstream.streaming.strategies import SamplingStrategy, check_strategy
@@ -20,6 +21,7 @@ from lrstream.streaming.strategies import SamplingStrategy, check_strategy
 __all__ = [
     "DEFAULT_BYTE_BUDGET_GB",
     "DEFAULT_POOL_SIZE",
+    "DEFAULT_RESERVOIR_GB",
     "DEFAULT_SEED",
     "Frames",
     "PlanSettings",
@@ -32,6 +34,7 @@ __all__ = [
 DEFAULT_SEED = 42
 DEFAULT_POOL_SIZE = 32
 DEFAULT_BYTE_BUDGET_GB = 8
+DEFAULT_RESERVOIR_GB = 2
 # No job is larger; a number beyond it comes from a damaged state, and would ask for as many shares.
 _MOST_PROCESSES = 1 << 16
 
@@ -59,6 +62,10 @@ class PlanSettings:
         byte_budget_bytes: Budget of each rank, shared by its busy workers; None = no limit.
         stage: How often this epoch was re-planned for other numbers of ranks or workers (LD-15). Part of
             the random stream, so that the rest of an epoch does not repeat the choices of its beginning.
+        reservoir_bytes: Decoded pictures that each rank keeps with strategy `gop`, shared by its busy
+            workers; None = 2 GiB. Always None with other strategies, which keep none.
+        picture_windows: Windows over pictures (`gop_table.format_windows`), which say with strategy `gop`
+            when an anchor's pictures are complete. Always empty with other strategies.
     """
 
     seed: int | None = DEFAULT_SEED
@@ -69,10 +76,17 @@ class PlanSettings:
     episode_pool_size: int | None = None
     byte_budget_bytes: int | None = None
     stage: int = 0
+    reservoir_bytes: int | None = None
+    picture_windows: str = ""
 
     def __post_init__(self) -> None:
         if self.seed is None:
             object.__setattr__(self, "seed", DEFAULT_SEED)
+        if self.strategy != "gop":
+            object.__setattr__(self, "reservoir_bytes", None)
+            object.__setattr__(self, "picture_windows", "")
+        elif self.reservoir_bytes is None:
+            object.__setattr__(self, "reservoir_bytes", DEFAULT_RESERVOIR_GB << 30)
         for name, least in (("seed", 0), ("epoch", 0), ("world_size", 1), ("num_workers", 0), ("stage", 0)):
             value = _whole(name, getattr(self, name))
             object.__setattr__(self, name, value)
@@ -82,7 +96,8 @@ class PlanSettings:
             value = getattr(self, name)
             if value > _MOST_PROCESSES:
                 raise UsageError(f"{name} is {value}, expected at most {_MOST_PROCESSES}.")
-        for name in ("episode_pool_size", "byte_budget_bytes"):
+        parse_windows(self.picture_windows)
+        for name in ("episode_pool_size", "byte_budget_bytes", "reservoir_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value}, expected at least 1.")
@@ -107,6 +122,10 @@ class PlanSettings:
     def budget_of(self, num_streams: int) -> int | None:
         """Bytes of each of `num_streams` busy workers of a rank; None = no limit."""
         return None if self.byte_budget_bytes is None else self.byte_budget_bytes // num_streams
+
+    def reservoir_of(self, num_streams: int) -> int:
+        """Decoded pictures that each of `num_streams` busy workers of a rank keeps, bytes."""
+        return 0 if self.reservoir_bytes is None else self.reservoir_bytes // num_streams
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,6 +153,7 @@ def plan_stream(
     sizes: npt.ArrayLike | None = None,
     frames: Frames | None = None,
     episode_index: npt.ArrayLike | None = None,
+    gops: GopTable | None = None,
 ) -> StreamPlan:
     """Plan one worker's epoch, or the rest of one.
 
@@ -146,13 +166,16 @@ def plan_stream(
         frames: Anchors of each selected episode for the rest of an epoch (`state.remaining_after`), or
             None for all frames. Balanced by these; then a rank may be left without any.
         episode_index: int[n], names for error messages.
+        gops: Units of each selected episode; needed with strategy `gop` where there is video.
 
     Raises:
         UsageError: A rank has no episode (a full epoch only), or an argument is out of range.
         ByteBudgetError: An episode of this worker is larger than the worker's budget.
     """
     positions, num_owned = stream_share(lengths, settings, rank=rank, worker=worker, frames=frames)
-    return _plan_share(positions, num_owned, lengths, settings, rank, worker, sizes, frames, episode_index)
+    return _plan_share(
+        positions, num_owned, lengths, settings, rank, worker, sizes, frames, episode_index, gops
+    )
 
 
 def stream_share(
@@ -201,6 +224,7 @@ def plan_streams(
     sizes: npt.ArrayLike | None = None,
     frames: Frames | None = None,
     episode_index: npt.ArrayLike | None = None,
+    gops: GopTable | None = None,
 ) -> Iterator[tuple[int, int, StreamPlan]]:
     """`plan_stream` of every rank and worker, as (rank, worker, plan), partitioned only once."""
     if frames is None:
@@ -215,7 +239,7 @@ def plan_streams(
         num_owned = sum(len(share) for share in shares)
         for worker, share in enumerate(shares):
             plan = _plan_share(
-                left[share], num_owned, lengths, settings, rank, worker, sizes, frames, episode_index
+                left[share], num_owned, lengths, settings, rank, worker, sizes, frames, episode_index, gops
             )
             yield rank, worker, plan
 
@@ -230,6 +254,7 @@ def _plan_share(
     sizes: npt.ArrayLike | None,
     frames: Frames | None,
     episode_index: npt.ArrayLike | None,
+    gops: GopTable | None,
 ) -> StreamPlan:
     """Plan the episodes at `positions`, out of the `num_owned` ones of the rank."""
     streams = num_streams(num_owned, settings.num_workers)
@@ -243,5 +268,8 @@ def _plan_share(
         frames=None if frames is None else [frames[position] for position in positions.tolist()],
         # Without names an error would count episodes within the share, which nobody knows.
         episode_index=positions if episode_index is None else np.asarray(episode_index)[positions],
+        gops=None if gops is None or settings.strategy != "gop" else gops.take(positions),
+        reservoir_bytes=settings.reservoir_of(streams),
+        picture_windows=settings.picture_windows,
     )
     return StreamPlan(positions, plan, streams)

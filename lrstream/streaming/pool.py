@@ -14,8 +14,8 @@ an admission waits only for bytes of episodes that are exhausted already.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
@@ -23,8 +23,16 @@ import numpy.typing as npt
 
 from lrstream.errors import LrstreamError, UsageError
 from lrstream.streaming.budget import oversized_episode_error
+from lrstream.streaming.gop_strategy import GopStrategy, planned_bytes, refuse_oversized_units
+from lrstream.streaming.gop_table import GopTable
 from lrstream.streaming.keys import RandomKeys
-from lrstream.streaming.strategies import SamplingStrategy, check_strategy, make_strategy
+from lrstream.streaming.strategies import (
+    PoolStrategy,
+    SamplingStrategy,
+    UnitEntry,
+    check_strategy,
+    make_strategy,
+)
 
 __all__ = ["AnchorPlan", "PlanBlock", "PlanTail", "episodes_per_batch", "peak_resident_bytes"]
 
@@ -44,13 +52,18 @@ class PlanBlock:
         episode: int32[k >= 1], place of each anchor's episode in the share.
         frame: int32[k], frame of each anchor in its episode.
         admitted: Episodes that become resident before the first anchor, in order of admission.
-        retired: Episodes that have no anchor left after the last one of this block.
+        retired: Episodes whose bytes nobody needs after this block: they have no anchor left, or, where
+            units are decoded ahead (strategy `gop`), no unit.
+        entries: Units that are decoded in this block, in order; only with strategy `gop`.
+
+    Only the blocks that restore a reservoir (`PlanTail`) may be without an anchor.
     """
 
     episode: Int32Array
     frame: Int32Array
     admitted: tuple[int, ...]
     retired: tuple[int, ...]
+    entries: tuple[UnitEntry, ...] = ()
 
     def __len__(self) -> int:
         return len(self.episode)
@@ -65,11 +78,16 @@ class PlanTail:
         upcoming: int32, episodes still to be admitted after these, in order.
         blocks: The remaining blocks; the first one lists all of `resident` as admitted, so that a
             consumer needs no case of its own for a resumed epoch. To be iterated once.
+            With strategy `gop`, blocks without anchors come before it: they decode again what of earlier
+            units is still to be delivered, of episodes that had left the pool.
+        left: With strategy `gop`, the anchors still to be delivered of all episodes in those blocks and
+            the first one, int32, ascending; of others, all are.
     """
 
     resident: tuple[int, ...]
     upcoming: Int32Array
     blocks: Iterator[PlanBlock]
+    left: Mapping[int, Int32Array] = field(default_factory=dict)
 
 
 class AnchorPlan:
@@ -85,9 +103,12 @@ class AnchorPlan:
         frames: For each episode the frames that are anchors (int, distinct, within the length), or None
             for all frames. An episode without anchors is never admitted.
         episode_index: int[n], the episodes' names in the dataset, for error messages.
+        gops: Units of the episodes, for strategy `gop`; None = each is one unit and has no pictures.
+        reservoir_bytes: Most bytes of decoded pictures that strategy `gop` keeps.
+        picture_windows: Windows over pictures, from `format_windows`; for strategy `gop`.
 
     Raises:
-        ByteBudgetError: An episode is larger than the whole budget.
+        ByteBudgetError: An episode is larger than the whole budget, or a unit than the reservoir.
         UsageError: Any other argument cannot work.
 
     Iterating gives the blocks from the start, as often as wanted. Immutable, safe to share.
@@ -104,6 +125,9 @@ class AnchorPlan:
         budget_bytes: int | None = None,
         frames: Sequence[npt.NDArray[np.integer]] | None = None,
         episode_index: Sequence[int] | Int64Array | None = None,
+        gops: GopTable | None = None,
+        reservoir_bytes: int = 0,
+        picture_windows: str = "",
     ) -> None:
         counts = np.asarray(lengths, dtype=np.int64)
         if pool_size < 1:
@@ -120,10 +144,14 @@ class AnchorPlan:
         self._sizes = None if sizes is None else np.asarray(sizes, dtype=np.int64)
         self._seed_key = tuple(int(value) for value in seed_key)
         self._names = np.arange(len(counts)) if episode_index is None else np.asarray(episode_index)
+        self.gops = GopTable.whole_episodes(len(counts)) if gops is None else gops
+        self.reservoir_bytes = reservoir_bytes
+        self.picture_windows = picture_windows
         for name, number in (
             ("sizes", len(counts) if self._sizes is None else len(self._sizes)),
             ("frames", len(counts) if frames is None else len(frames)),
             ("episode_index", len(self._names)),
+            ("gops", len(self.gops)),
         ):
             if number != len(counts):
                 raise UsageError(f"{name} describes {number} episodes, but there are {len(counts)} lengths.")
@@ -138,6 +166,10 @@ class AnchorPlan:
         self._refuse_oversized()
 
     def _refuse_oversized(self) -> None:
+        if self.strategy == "gop":
+            refuse_oversized_units(
+                self.gops, self._lengths.tolist(), self.picture_windows, self.reservoir_bytes, self._names
+            )
         if self.budget_bytes is None or self._sizes is None:
             return
         too_large = np.flatnonzero(self._sizes[self._order] > self.budget_bytes)
@@ -160,32 +192,51 @@ class AnchorPlan:
         return 0 if self._sizes is None else int(self._sizes[episode])
 
     def __iter__(self) -> Iterator[PlanBlock]:
-        strategy = make_strategy(self.strategy, RandomKeys(_ANCHOR_STREAM, *self._seed_key))
+        strategy = self._make_strategy()
         waiting = deque(self._order.tolist())
         resident: set[int] = set()
         resident_bytes = 0
         while True:
             admitted = []
-            while waiting and self._has_room(len(resident), resident_bytes, waiting[0]):
+            while waiting and self._has_room(
+                len(resident), strategy.num_lingering, resident_bytes, waiting[0]
+            ):
                 episode = waiting.popleft()
-                strategy.admit(episode, self._anchors_of(episode))
+                strategy.admit(episode, self.anchors_of(episode))
                 resident.add(episode)
                 resident_bytes += self.size_of(episode)
                 admitted.append(episode)
-            if not resident:  # then nobody waits either: into an empty pool everybody fits
-                return
+            if not resident and not strategy.num_lingering:
+                return  # then nobody waits either: into an empty pool everybody fits
             draw = strategy.draw()
             for episode in draw.exhausted:
                 resident.remove(episode)
                 resident_bytes -= self.size_of(episode)
-            yield PlanBlock(draw.episode, draw.frame, tuple(admitted), draw.exhausted)
+            yield PlanBlock(draw.episode, draw.frame, tuple(admitted), draw.exhausted, draw.entries)
 
-    def _has_room(self, num_resident: int, resident_bytes: int, episode: int) -> bool:
-        if num_resident >= self.pool_size:
+    def _make_strategy(self) -> PoolStrategy:
+        if self.strategy != "gop":
+            return make_strategy(self.strategy, RandomKeys(_ANCHOR_STREAM, *self._seed_key))
+        return GopStrategy(
+            self.gops,
+            self._lengths.tolist(),
+            windows=self.picture_windows,
+            capacity_bytes=planned_bytes(self.reservoir_bytes),
+            seed_key=self._seed_key,
+        )
+
+    def _has_room(self, num_resident: int, num_lingering: int, resident_bytes: int, episode: int) -> bool:
+        # Those that have left the pool hold no coded bytes any more, but rows.
+        if num_resident >= self.pool_size or num_resident + num_lingering >= 2 * self.pool_size:
             return False
         return self.budget_bytes is None or resident_bytes + self.size_of(episode) <= self.budget_bytes
 
-    def _anchors_of(self, episode: int) -> Int32Array:
+    def length_of(self, episode: int) -> int:
+        """Frames of an episode."""
+        return int(self._lengths[episode])
+
+    def anchors_of(self, episode: int) -> Int32Array:
+        """Frames of an episode that are anchors, int32, ascending."""
         if self._frames is not None:
             return self._frames[episode]
         return np.arange(self._lengths[episode], dtype=np.int32)
@@ -202,6 +253,8 @@ class AnchorPlan:
             raise UsageError(f"Cannot skip {num_anchors} anchors of a plan of {self.num_anchors}.")
         if num_anchors == self.num_anchors:
             return PlanTail((), self._order[:0], iter(()))
+        if self.strategy == "gop":
+            return self._skip_units(num_anchors)
         blocks = iter(self)
         resident: dict[int, None] = {}
         num_admitted = 0
@@ -217,6 +270,49 @@ class AnchorPlan:
             for episode in block.retired:
                 del resident[episode]
         raise LrstreamError(f"The plan ended {left} anchors before its own count of {self.num_anchors}.")
+
+    def _skip_units(self, num_anchors: int) -> PlanTail:
+        """`skip` for strategy `gop`: units whose anchors are partly delivered are decoded again."""
+        starts = np.cumsum(self._lengths) - self._lengths
+        is_left = np.ones(int(self._lengths.sum()), dtype=bool)
+        entered: dict[int, list[UnitEntry]] = {}
+        resident: dict[int, None] = {}
+        num_admitted = 0
+        done = 0
+        blocks = iter(self)
+        for block in blocks:
+            resident.update(dict.fromkeys(block.admitted))
+            num_admitted += len(block.admitted)
+            part = max(0, min(len(block), num_anchors - done))
+            is_left[starts[block.episode[:part]] + block.frame[:part]] = False
+            is_last = done + len(block) > num_anchors
+            for entry in block.entries:
+                if not is_last or entry.at <= part:
+                    entered.setdefault(entry.episode, []).append(entry._replace(at=0))
+            if is_last:
+                break
+            done += len(block)
+            for episode in block.retired:
+                del resident[episode]
+            if len(entered) > 4 * self.pool_size:  # at most half of them have anchors left
+                entered = {e: units for e, units in entered.items() if len(self._left_of(e, starts, is_left))}
+        else:
+            raise LrstreamError(f"The plan ended before anchor {num_anchors} of {self.num_anchors}.")
+        left = {episode: self._left_of(episode, starts, is_left) for episode in entered | resident}
+        nothing = block.episode[:0]
+        lingering = [episode for episode in entered if episode not in resident and len(left[episode])]
+        restoring = [PlanBlock(nothing, nothing, (e,), (e,), tuple(entered[e])) for e in lingering]
+        again = tuple(entry for episode in resident for entry in entered.get(episode, ()))
+        later = tuple(entry._replace(at=entry.at - part) for entry in block.entries if entry.at > part)
+        members = tuple(resident)
+        first = PlanBlock(block.episode[part:], block.frame[part:], members, block.retired, again + later)
+        order = (*lingering, *members)
+        return PlanTail(order, self._order[num_admitted:], chain(restoring, (first,), blocks), left)
+
+    def _left_of(self, episode: int, starts: Int64Array, is_left: npt.NDArray[np.bool_]) -> Int32Array:
+        anchors = self.anchors_of(episode)
+        left: Int32Array = anchors[is_left[starts[episode] + anchors]]
+        return left
 
 
 def _checked_frames(frames: npt.NDArray[np.integer], length: int) -> Int32Array:

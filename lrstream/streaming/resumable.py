@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from lrstream.streaming.batches import Sample
 from lrstream.streaming.checkpoint import Checkpointer
 from lrstream.streaming.follow import follow_batches
+from lrstream.streaming.loading import Figures
 from lrstream.streaming.metrics import LoaderMetrics
 from lrstream.streaming.partition import PartitionReport
 
@@ -37,6 +38,10 @@ class ResumableDataset(IterableDataset[Sample]):
     @abstractmethod
     def _sizes(self) -> NDArray[np.int64]:
         """int64[n], exact bytes of each selected episode."""
+
+    def _figures(self) -> Figures:
+        """What earlier stages of an epoch were planned with."""
+        return Figures(self._sizes)
 
     @abstractmethod
     def _metrics(self) -> LoaderMetrics:
@@ -131,7 +136,7 @@ class ResumableDataset(IterableDataset[Sample]):
         worker = get_worker_info()
         self._checkpoint.load(
             state,
-            self._sizes,
+            self._figures(),
             worker=None if worker is None else (worker.id, worker.num_workers),
             elastic=elastic,
             ignore=ignore,
@@ -158,5 +163,5 @@ class ResumableDataset(IterableDataset[Sample]):
         """
         numbers = _given(num_workers=num_workers, batch_size=batch_size, drop_last=drop_last)
         self._checkpoint.resume(
-            epoch=self.epoch, batches=batches, samples=samples, numbers=numbers, sizes=self._sizes
+            epoch=self.epoch, batches=batches, samples=samples, numbers=numbers, figures=self._figures()
         )

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lrstream.errors import DecodeError
 from lrstream.layout.info import Feature
 from lrstream.streaming.batches import BatchMemory, Place, Sample
-from lrstream.streaming.decode import DecoderPool, decode_pictures
+from lrstream.streaming.decode import PictureSource
 from lrstream.streaming.episode import CameraRecord, EpisodeRecord
 from lrstream.streaming.pictures import (
     convert_depth_unit,
@@ -65,7 +65,7 @@ class SampleBuilder:
         self,
         episode: EpisodeRecord,
         frames: Sequence[int],
-        decoders: DecoderPool,
+        source: PictureSource,
         *,
         memory: BatchMemory | None = None,
         places: Sequence[Place | None] | None = None,
@@ -77,7 +77,7 @@ class SampleBuilder:
         Args:
             episode: The loaded episode.
             frames: Anchors, in ``[0, len(episode))``.
-            decoders: Where decoders come from.
+            source: Where pictures come from.
             memory: What stacks the samples later; None = PyTorch.
             places: Rows of batches to write each sample into, as far as its tensors fit; None = new memory.
 
@@ -95,7 +95,7 @@ class SampleBuilder:
                 np.array([frame]) if group is None else window[group].frames
                 for frame, window in zip(frames, windows, strict=True)
             ]
-            self._add_pictures(key, camera, rows, samples, decoders)
+            self._add_pictures(key, camera, rows, samples, source)
         for frame, window, sample in zip(frames, windows, samples, strict=True):
             self._add_rows(episode, frame, window, sample)
         return samples
@@ -141,7 +141,7 @@ class SampleBuilder:
         camera: CameraRecord,
         rows: Sequence[NDArray[np.int64]],
         samples: Sequence[Sample],
-        decoders: DecoderPool,
+        source: PictureSource,
     ) -> None:
         """Add one camera: CHW for one row, else TCHW."""
         table = self._depth_tables.get(key)
@@ -154,7 +154,7 @@ class SampleBuilder:
             table,
             [None] * len(samples) if is_scaled else places,
         )
-        decode_pictures(camera.clip, target.ranks, target, decoders)
+        source.write(camera.clip, target.ranks, target)
         for sample, place, array in zip(samples, places, target.arrays, strict=True):
             pictures = to_unit_range(array, place) if is_scaled else array
             _add(sample, key, pictures, is_placed=pictures is place)

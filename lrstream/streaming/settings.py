@@ -35,6 +35,7 @@ class LoaderSettings:
     episode_pool_size: int | None
     prefetch_episodes: int
     byte_budget_gb: float
+    reservoir_gb: float
     decode_threads: int
     decoded_queue_size: int
     video_decoder_cache_size: int | None
@@ -45,6 +46,7 @@ class LoaderSettings:
     repeat: bool
     rank: int
     world_size: int
+    picture_windows: str = ""
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -60,12 +62,13 @@ class LoaderSettings:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise UsageError(f"{name} is {value!r}, expected an integer of at least {least}.")
-        for name in ("byte_budget_gb", "tolerance_s"):
+        for name in ("byte_budget_gb", "reservoir_gb", "tolerance_s"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
                 raise UsageError(f"{name} is {value!r}, expected a number.")
-        if self.byte_budget_gb <= 0:
-            raise UsageError(f"byte_budget_gb is {self.byte_budget_gb}, expected more than 0.")
+        for name in ("byte_budget_gb", "reservoir_gb"):
+            if getattr(self, name) <= 0:
+                raise UsageError(f"{name} is {getattr(self, name)}, expected more than 0.")
         if self.tolerance_s < 0:
             raise UsageError(f"tolerance_s is {self.tolerance_s}, expected 0 or more.")
         if self.return_uint8 not in (True, False, "all"):
@@ -79,6 +82,11 @@ class LoaderSettings:
         """Byte budget of the rank; one GB of the option is 2**30 bytes."""
         return max(1, int(self.byte_budget_gb * _GIB))
 
+    @property
+    def reservoir_bytes(self) -> int:
+        """Decoded pictures that the rank keeps; one GB of the option is 2**30 bytes."""
+        return max(1, int(self.reservoir_gb * _GIB))
+
     def plan_settings(self, *, epoch: int, num_workers: int, stage: int = 0) -> PlanSettings:
         """What decides the order of an epoch, or of a later stage of one (LD-15)."""
         return PlanSettings(
@@ -90,12 +98,23 @@ class LoaderSettings:
             episode_pool_size=self.episode_pool_size,
             byte_budget_bytes=self.byte_budget_bytes,
             stage=stage,
+            reservoir_bytes=self.reservoir_bytes,
+            picture_windows=self.picture_windows,
         )
 
     def plan_fields(self) -> dict[str, Any]:
         """What of these a loader state records, by its names there."""
         plan = self.plan_settings(epoch=0, num_workers=0)
-        names = ("seed", "epoch", "world_size", "strategy", "episode_pool_size", "byte_budget_bytes")
+        names = (
+            "seed",
+            "epoch",
+            "world_size",
+            "strategy",
+            "episode_pool_size",
+            "byte_budget_bytes",
+            "reservoir_bytes",
+            "picture_windows",
+        )
         return {name: getattr(plan, name) for name in names}
 
     def num_decoders(self, *, pool_size: int, num_cameras: int, num_streams: int) -> int:

@@ -16,6 +16,7 @@ from lrstream.errors import LrstreamError, TimestampError
 from lrstream.layout.episodes import EpisodeTable
 from lrstream.mp4.codec_config import CodecConfig, codec_configuration
 from lrstream.mp4.measure import mini_mp4_sizes
+from lrstream.mp4.picture_size import decoded_picture_bytes
 from lrstream.mp4.span import Span, SpanFinder, Spans
 from lrstream.mp4.track import TrackIndex
 from lrstream.storage.byte_source import ByteSource
@@ -52,6 +53,11 @@ class VideoFile:
     def config(self) -> CodecConfig:
         """How to open a decoder for it."""
         return codec_configuration(self.track.stsd_body, file_path=self.track.file_path)
+
+    @cached_property
+    def picture_bytes(self) -> int:
+        """Most bytes that one decoded picture of it takes."""
+        return decoded_picture_bytes(self.config, self.track.stsd_body)
 
     @cached_property
     def finder(self) -> SpanFinder:

@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lrstream.errors import UsageError
+from lrstream.streaming.gop_table import GopTable
 from lrstream.streaming.partition import partition_streams
 from lrstream.streaming.planning import PlanSettings, plan_streams
 from lrstream.streaming.position import WorkerOffsets, batches_of_samples, num_batches_of, worker_offsets
@@ -88,8 +89,7 @@ class EpochStage:
         batch_size: Samples of a batch.
         drop_last: Whether a worker drops its last, partial batch.
         strategy: How anchors were drawn.
-        episode_pool_size: As in `PlanSettings`.
-        byte_budget_bytes: As in `PlanSettings`.
+        episode_pool_size, byte_budget_bytes, reservoir_bytes, picture_windows: As in `PlanSettings`.
         num_batches: Batches that each rank was given (fewer where its share had no more).
     """
 
@@ -101,6 +101,8 @@ class EpochStage:
     episode_pool_size: int | None
     byte_budget_bytes: int | None
     num_batches: int
+    reservoir_bytes: int | None = None
+    picture_windows: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +121,7 @@ class LoaderState:
         batch_size: Samples of a batch.
         strategy: How anchors are drawn.
         drop_last: Whether a worker drops its last, partial batch.
-        episode_pool_size: As in `PlanSettings`.
-        byte_budget_bytes: As in `PlanSettings`.
+        episode_pool_size, byte_budget_bytes, reservoir_bytes, picture_windows: As in `PlanSettings`.
         num_batches: Batches given to each rank in this epoch (in this stage of it, after elastic resume).
         features: Keys that are delivered; None = all of the dataset.
         content_digest: Name of the content of the files that are read, "" where it is not known.
@@ -146,6 +147,8 @@ class LoaderState:
     content_digest: str = ""
     earlier_stages: tuple[EpochStage, ...] = ()
     format_version: int = STATE_FORMAT_VERSION
+    reservoir_bytes: int | None = None
+    picture_windows: str = ""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.num_batches < 0:
@@ -215,8 +218,10 @@ class LoaderState:
 
 _Record = TypeVar("_Record", LoaderState, EpochStage)
 
-_OPTIONAL_INTEGERS = frozenset({"episode_pool_size", "byte_budget_bytes"})
-_STRINGS = frozenset({"data_root", "revision", "selection_digest", "content_digest", "strategy"})
+_OPTIONAL_INTEGERS = frozenset({"episode_pool_size", "byte_budget_bytes", "reservoir_bytes"})
+_STRINGS = frozenset(
+    {"data_root", "revision", "selection_digest", "content_digest", "strategy", "picture_windows"}
+)
 
 
 def _build(cls: type[_Record], values: object) -> _Record:
@@ -251,6 +256,8 @@ def _settings_of(source: LoaderState | EpochStage, seed: int, epoch: int, stage:
         episode_pool_size=source.episode_pool_size,
         byte_budget_bytes=source.byte_budget_bytes,
         stage=stage,
+        reservoir_bytes=source.reservoir_bytes,
+        picture_windows=source.picture_windows,
     )
 
 
@@ -396,6 +403,7 @@ def remaining_after(
     seed: int,
     epoch: int,
     sizes: npt.ArrayLike | None = None,
+    gops: GopTable | None = None,
 ) -> list[Int32Array]:
     """Frames that no rank has been given, by running the plans of all earlier stages again.
 
@@ -405,6 +413,7 @@ def remaining_after(
         seed: Seed of the order.
         epoch: Epoch number.
         sizes: int[n], exact bytes of each selected episode, where a stage had a byte budget.
+        gops: Units of each selected episode, where a stage had strategy `gop`.
 
     Returns:
         n arrays int32 of frames, ascending, to be given to `plan_stream` as `frames`. Frames of partial
@@ -418,7 +427,7 @@ def remaining_after(
     for number, stage in enumerate(stages):
         settings = _settings_of(stage, seed, epoch, number)
         plans: dict[int, list[tuple[Int64Array, Any]]] = {}
-        for rank, _, stream in plan_streams(counts, settings, sizes=sizes, frames=frames):
+        for rank, _, stream in plan_streams(counts, settings, sizes=sizes, frames=frames, gops=gops):
             plans.setdefault(rank, []).append((stream.positions, stream.plan))
         for streams in plans.values():
             owned = [plan.num_anchors for _, plan in streams]

@@ -4,7 +4,8 @@ A strategy knows the resident episodes and their anchors, nothing of bytes, budg
 told whom to admit, and answers with the anchors up to the next moment at which an episode is exhausted,
 because only there may the pool change. Anchors leave in whole arrays, never one by one.
 
-To add a strategy: subclass `PoolStrategy`, name it in `SamplingStrategy` and in `_STRATEGIES`.
+To add a strategy: subclass `PoolStrategy`, name it in `SamplingStrategy` and in `_STRATEGIES`. One that
+needs more than the anchors, as `lrstream.streaming.gop_strategy` does, is made by `AnchorPlan` itself.
 """
 
 from __future__ import annotations
@@ -20,10 +21,21 @@ import numpy.typing as npt
 from lrstream.errors import UsageError
 from lrstream.streaming.keys import RandomKeys, UInt64Array
 
-__all__ = ["SAMPLING_STRATEGIES", "Draw", "PoolStrategy", "SamplingStrategy", "make_strategy"]
+__all__ = [
+    "ANCHOR_STRATEGIES",
+    "SAMPLING_STRATEGIES",
+    "Draw",
+    "PoolStrategy",
+    "SamplingStrategy",
+    "UnitEntry",
+    "make_strategy",
+]
 
-SamplingStrategy = Literal["remaining", "round_robin"]
+SamplingStrategy = Literal["remaining", "round_robin", "gop"]
 SAMPLING_STRATEGIES: tuple[SamplingStrategy, ...] = get_args(SamplingStrategy)
+
+ANCHOR_STRATEGIES: tuple[SamplingStrategy, ...] = ("remaining", "round_robin")
+"""Those that decode anchor by anchor, so that an episode stays in the pool until its last anchor."""
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -32,18 +44,37 @@ _KEY_LIMIT = 2**64
 _ROUND_ROBIN_ANCHORS = 1 << 16
 
 
+class UnitEntry(NamedTuple):
+    """Frames whose pictures are decoded at once and kept until their anchors have been delivered.
+
+    Attributes:
+        at: Anchor of the draw, or of the block, before which this has to be decoded; 0 is the first one.
+        episode: Their episode.
+        first: First frame.
+        stop: End of the frames, excluded.
+    """
+
+    at: int
+    episode: int
+    first: int
+    stop: int
+
+
 class Draw(NamedTuple):
     """Consecutive anchors, and who was exhausted by them.
 
     Attributes:
         episode: int32[k], episode of each anchor.
         frame: int32[k], frame of each anchor in its episode.
-        exhausted: Episodes whose last anchor is in this draw; they leave the pool at its end.
+        exhausted: Episodes whose last anchor is in this draw, or whose last unit is; they leave the pool at
+            its end.
+        entries: Units that are decoded for this draw and later ones, in order.
     """
 
     episode: Int32Array
     frame: Int32Array
     exhausted: tuple[int, ...]
+    entries: tuple[UnitEntry, ...] = ()
 
 
 class PoolStrategy(ABC):
@@ -55,7 +86,12 @@ class PoolStrategy(ABC):
 
     @abstractmethod
     def draw(self) -> Draw:
-        """The next anchors; at least one. To be called only while an episode is resident."""
+        """The next anchors; at least one. To be called only while an episode has anchors left."""
+
+    @property
+    def num_lingering(self) -> int:
+        """Episodes that have left the pool, but not with all their anchors."""
+        return 0
 
 
 class RemainingStrategy(PoolStrategy):
@@ -183,25 +219,25 @@ class RoundRobinStrategy(PoolStrategy):
         self._residents = [(e, anchors[rounds:]) for e, anchors in self._residents if len(anchors) > rounds]
 
 
-_STRATEGIES: dict[SamplingStrategy, type[RemainingStrategy] | type[RoundRobinStrategy]] = {
+_STRATEGIES: dict[str, type[RemainingStrategy] | type[RoundRobinStrategy]] = {
     "remaining": RemainingStrategy,
     "round_robin": RoundRobinStrategy,
 }
 
 
 def make_strategy(name: str, random: RandomKeys) -> PoolStrategy:
-    """A fresh strategy of this name, drawing from `random`.
+    """A fresh strategy of this name, drawing from `random`; any but "gop".
 
     Raises:
         UsageError: There is no such strategy.
     """
     check_strategy(name)
-    return _STRATEGIES[name](random)  # type: ignore[index]  # checked one line above
+    return _STRATEGIES[name](random)
 
 
 def check_strategy(name: str) -> None:
     """Raise UsageError unless `name` is one of `SAMPLING_STRATEGIES`."""
-    if name not in _STRATEGIES:
+    if name not in SAMPLING_STRATEGIES:
         raise UsageError(
             f"There is no sampling strategy {name!r}.", hint=f"Use one of: {', '.join(SAMPLING_STRATEGIES)}."
         )

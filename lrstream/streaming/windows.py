@@ -8,7 +8,7 @@ there is no buffer whose size could matter.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from lrstream.errors import UsageError
 from lrstream.layout.info import Feature
+from lrstream.streaming.gop_table import format_windows
 from lrstream.timebase import readable_s
 
-__all__ = ["Window", "WindowSpec", "delta_frames"]
+__all__ = ["Window", "WindowSpec", "delta_frames", "picture_windows"]
 
 Int64Array = NDArray[np.int64]
 
@@ -110,6 +111,16 @@ class WindowSpec:
             frames = np.minimum(np.maximum(wanted, 0), length - 1)
             windows.append(Window(frames, frames != wanted))
         return windows
+
+
+def picture_windows(windows: WindowSpec, cameras: Iterable[str]) -> str:
+    """Windows of cameras in MP4 files as text (`format_windows`), for settings and states."""
+    return format_windows(
+        {
+            camera: windows.groups[windows.keys[camera]].tolist() if camera in windows.keys else [0]
+            for camera in cameras
+        }
+    )
 
 
 def delta_frames(key: str, deltas: Sequence[float], *, fps: float, tolerance_s: float) -> list[int]:

@@ -132,8 +132,18 @@ class ProcessReader:
             return None
         sizes = np.zeros(len(lengths), dtype=np.int64)
         sizes[share] = loader.sizes(positions[share])
+        gops = None
+        if plan_settings.strategy == "gop":
+            gops = loader.gops(positions[share]).spread(share, len(lengths))
         stream = plan_stream(
-            lengths, plan_settings, rank=rank, worker=worker, sizes=sizes, frames=frames, episode_index=names
+            lengths,
+            plan_settings,
+            rank=rank,
+            worker=worker,
+            sizes=sizes,
+            frames=frames,
+            episode_index=names,
+            gops=gops,
         )
         pool_size = plan_settings.pool_size_of(stream.num_streams)
         capacity = settings.num_decoders(
@@ -164,7 +174,9 @@ class ProcessReader:
 
     def snapshot(self) -> dict[str, Any]:
         """Counters of this process, and what is open and in memory now."""
-        caches = [pipeline.cache for pipeline in list(self._pipelines)]
+        pipelines = list(self._pipelines)
+        caches = [pipeline.cache for pipeline in pipelines]
+        reservoirs = [pipeline.reservoir for pipeline in pipelines if pipeline.reservoir is not None]
         decoders = self._decoders
         counters = self.metrics.snapshot()
         transfers = None if self._store is None else self._store.counters
@@ -185,6 +197,10 @@ class ProcessReader:
             "resident_bytes": sum(cache.resident_bytes for cache in caches),
             "peak_reserved_bytes": max(
                 [counters["peak_reserved_bytes"], *(cache.peak_reserved_bytes for cache in caches)]
+            ),
+            "reservoir_bytes": sum(reservoir.held_bytes for reservoir in reservoirs),
+            "peak_reservoir_bytes": max(
+                [counters["peak_reservoir_bytes"], *(reservoir.peak_held_bytes for reservoir in reservoirs)]
             ),
         }
 

@@ -36,7 +36,7 @@ def whole(root: Path, epoch: int, num_workers: int, batch_size: int, **options: 
 # -- in the training process ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", ["remaining", "round_robin"])
+@pytest.mark.parametrize("strategy", ["remaining", "round_robin", "gop"])
 def test_every_sample_of_an_epoch_twice_in_a_row(root: Path, strategy: str) -> None:
     jumps = random.Random(1)
     writer = open_loader(root, sampling_strategy=strategy, episode_pool_size=3)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lrstream.streaming.budget import EpisodeByteCache, Lease
 from lrstream.streaming.pool import AnchorPlan
-from lrstream.streaming.strategies import SAMPLING_STRATEGIES
+from lrstream.streaming.strategies import ANCHOR_STRATEGIES
 
 PACES_S = (0.0, 0.0, 0.0001, 0.001)
 
@@ -108,7 +108,7 @@ class Run:
     st.integers(1, 5),
     st.integers(1, 3),
     st.lists(st.sampled_from(PACES_S), min_size=3, max_size=7),
-    st.sampled_from(SAMPLING_STRATEGIES),
+    st.sampled_from(ANCHOR_STRATEGIES),
 )
 def test_any_timing_ends_within_the_budget(
     episodes: list[tuple[int, int]],

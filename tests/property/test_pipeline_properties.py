@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from lrstream.streaming.metrics import LoaderMetrics
 from lrstream.streaming.pipeline import EpochPipeline, PipelineOptions
 from lrstream.streaming.planning import PlanSettings, StreamPlan, plan_stream
-from lrstream.streaming.strategies import SAMPLING_STRATEGIES
+from lrstream.streaming.strategies import ANCHOR_STRATEGIES
 
 RUN_LIMIT_S = 60.0
 MAX_DELAY_S = 0.002
@@ -133,7 +133,7 @@ OPTIONS = st.fixed_dictionaries(
     num_workers=st.integers(0, 4),
     pool=st.none() | st.integers(1, 6),
     slack=st.none() | st.integers(0, 250),
-    strategy=st.sampled_from(SAMPLING_STRATEGIES),
+    strategy=st.sampled_from(ANCHOR_STRATEGIES),
     seed=st.integers(0, 2**64 - 1),
     epoch=st.integers(0, 5),
     options=OPTIONS,

@@ -12,7 +12,7 @@ from lrstream.streaming.keys import scale_to_range
 from lrstream.streaming.partition import num_streams, rank_share
 from lrstream.streaming.planning import PlanSettings, plan_stream, plan_streams
 from lrstream.streaming.pool import AnchorPlan, PlanBlock, peak_resident_bytes
-from lrstream.streaming.strategies import SAMPLING_STRATEGIES
+from lrstream.streaming.strategies import ANCHOR_STRATEGIES, SAMPLING_STRATEGIES
 
 EPISODES = st.lists(st.tuples(st.integers(1, 12), st.integers(0, 50)), min_size=1, max_size=14)
 
@@ -35,7 +35,7 @@ def plans(draw: st.DrawFn) -> AnchorPlan:
     return AnchorPlan(
         [length for length, _ in episodes],
         pool_size=draw(st.integers(1, 6)),
-        strategy=draw(st.sampled_from(SAMPLING_STRATEGIES)),
+        strategy=draw(st.sampled_from(ANCHOR_STRATEGIES)),
         seed_key=(draw(st.integers(0, 2**64 - 1)), draw(st.integers(0, 3))),
         sizes=sizes,
         budget_bytes=budget,

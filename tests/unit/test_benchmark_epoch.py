@@ -10,7 +10,7 @@ import pytest
 from lrstream.commands.benchmark_epoch import Rates, StreamWalk, play, walk
 from lrstream.commands.benchmark_events import Clock, Fetches, Link, Process, Signal
 from lrstream.streaming.pool import AnchorPlan
-from lrstream.streaming.strategies import SAMPLING_STRATEGIES, SamplingStrategy
+from lrstream.streaming.strategies import ANCHOR_STRATEGIES, SamplingStrategy
 
 UNLIMITED: dict[str, Any] = {
     "bytes_per_s": None,
@@ -117,7 +117,7 @@ def naive_epoch_s(
     return now_s
 
 
-@pytest.mark.parametrize("strategy", SAMPLING_STRATEGIES)
+@pytest.mark.parametrize("strategy", ANCHOR_STRATEGIES)
 @pytest.mark.parametrize(
     ("pool", "prefetch", "budget_bytes"), [(4, 2, None), (1, 0, None), (3, 5, 900), (32, 8, 2000)]
 )

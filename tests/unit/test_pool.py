@@ -15,7 +15,7 @@ from lrstream.streaming import strategies
 from lrstream.streaming.keys import RandomKeys
 from lrstream.streaming.planning import PlanSettings, plan_stream
 from lrstream.streaming.pool import AnchorPlan, episodes_per_batch, peak_resident_bytes
-from lrstream.streaming.strategies import SAMPLING_STRATEGIES, SamplingStrategy
+from lrstream.streaming.strategies import ANCHOR_STRATEGIES, SAMPLING_STRATEGIES, SamplingStrategy
 
 # 99.9 % quantiles of chi-square by degrees of freedom (printed tables). Seeds are fixed, so a test
 # either passes always or never; the quantile says how unlucky a correct planner would have to be.
@@ -50,6 +50,7 @@ FROZEN_ADMISSION = [3, 0, 2, 1]
 FROZEN: dict[SamplingStrategy, list[tuple[int, int]]] = {
     "remaining": [(0, 1), (3, 0), (0, 2), (3, 1), (0, 0), (1, 0), (2, 2), (2, 3), (2, 1), (1, 1), (2, 0)],
     "round_robin": [(0, 1), (3, 0), (3, 1), (0, 2), (2, 0), (0, 0), (2, 3), (1, 0), (1, 1), (2, 1), (2, 2)],
+    "gop": [(0, 2), (0, 1), (0, 0), (1, 1), (2, 2), (2, 1), (3, 0), (1, 0), (2, 0), (3, 1), (2, 3)],
 }
 # fmt: on
 
@@ -310,7 +311,7 @@ def test_episodes_per_batch_is_a_plain_count(strategy: SamplingStrategy, batch_s
 # -- fast-forward and subsets -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", SAMPLING_STRATEGIES)
+@pytest.mark.parametrize("strategy", ANCHOR_STRATEGIES)
 def test_skip_names_who_is_resident_and_who_comes(strategy: SamplingStrategy) -> None:
     plan = make_plan([3, 1, 4, 2], pool=2, strategy=strategy)
     order = plan.admission_order().tolist()

@@ -63,7 +63,6 @@ class StreamingLeRobotDataset(ObservedDataset):
     Samples equal those of LeRobot's map-style `LeRobotDataset` in keys, dtypes, shapes and values. Whole
     episodes are fetched (rows and byte ranges of MP4 files), held within a byte budget, and decoded one
     anchor at a time in an order that depends on the seed, the epoch and these settings only (LD-2).
-
     Use it with a `DataLoader` without a sampler and without ``shuffle``. Each worker owns whole episodes;
     more workers than the rank has episodes stay idle.
 

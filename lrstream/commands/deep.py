@@ -25,8 +25,8 @@ from lrstream.layout.layout import resolve_selection
 from lrstream.layout.rows import EpisodeRows
 from lrstream.mp4.codec_config import CodecConfig, codec_configuration
 from lrstream.mp4.track import TrackIndex
-from lrstream.sidecar.build import index_source
 from lrstream.sidecar.identity import SourceFile
+from lrstream.sidecar.index_source import index_source
 from lrstream.sidecar.problems import Problem, problem_of
 from lrstream.storage.byte_source import ByteSource
 from lrstream.storage.store import DatasetStore

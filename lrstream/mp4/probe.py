@@ -4,8 +4,8 @@
 serves a local file, an HTTP client and a test that counts requests. What it asks for (MP-4):
 
 * `moov` in front: the first probe, then, when the box is longer, the bytes from there to exactly
-  the end of the box. That second range has `ByteRange.continues` set: a driver whose first reply
-  is still open reads on, and the whole is one request.
+  the end of the box. That second range has `ByteRange.continues` set. A driver whose first reply
+  is still open asks `front_moov_stop` and reads on, and the whole is one request.
 * `moov` at the end: the first probe, the bytes behind `mdat`, and the rest of the box if it is
   longer than a probe.
 
@@ -20,12 +20,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lrstream.errors import TransferError, UnsupportedMp4Error
+from lrstream.errors import Mp4Error, TransferError, UnsupportedMp4Error
 from lrstream.mp4.boxes import Box, fourcc_text, malformed, read_header, unsupported
 from lrstream.mp4.movie import VideoTrack, read_movie
 from lrstream.mp4.track import SampleTable, TrackIndex
 
-__all__ = ["FIRST_PROBE_BYTES", "MAX_MOOV_BYTES", "ByteRange", "RangeReply", "drive", "probe_track"]
+__all__ = [
+    "FIRST_PROBE_BYTES",
+    "MAX_MOOV_BYTES",
+    "ByteRange",
+    "RangeReply",
+    "drive",
+    "front_moov_stop",
+    "probe_track",
+]
 
 FIRST_PROBE_BYTES = 256 * 1024
 """Default size of the first range. It holds the `moov` of some 30 000 pictures (about 8 bytes each), which is
@@ -144,6 +152,27 @@ def probe_track(file_path: str, *, first_probe_bytes: int = FIRST_PROBE_BYTES) -
     return _assemble(walk, track)
 
 
+def front_moov_stop(file_path: str, head: bytes, file_size: int) -> int:
+    """How far to read on from the beginning of a file to have all of `moov`.
+
+    Args:
+        file_path: The file, for nothing but messages that are not raised here.
+        head: Its first bytes.
+        file_size: Its size in bytes.
+
+    Returns:
+        Where `moov` ends, if it begins within these bytes and is longer; otherwise their number. Files that
+        the probe will refuse are no matter of this.
+    """
+    walk = _Walk(file_path)
+    walk.take(0, head, file_size)
+    try:
+        found = walk.advance()
+    except Mp4Error:
+        return len(head)
+    return max(walk.moov_stop, len(head)) if found else len(head)
+
+
 def _check_first_bytes(file_path: str, head: bytes, file_size: int) -> None:
     if file_size == 0:
         raise malformed(
@@ -228,7 +257,11 @@ class _Walk:
             self._window = b"".join((self.window(self.moov_start, self.window_stop), reply.data))
             self._window_start = self.moov_start
         else:
-            self._window, self._window_start = bytes(reply.data), start
+            self.take(start, bytes(reply.data), reply.file_size)
+
+    def take(self, start: int, data: bytes, file_size: int) -> None:
+        """Hold these bytes, and no others."""
+        self._window, self._window_start, self.file_size = data, start, file_size
 
     def advance(self) -> bool:
         """Walk the boxes in the window until `moov` (True) or the end of the window (False)."""

@@ -26,11 +26,11 @@ from lrstream.errors import (
     UsageError,
 )
 from lrstream.layout.layout import DatasetLayout
-from lrstream.mp4.probe import RangeReply, drive, probe_track
 from lrstream.mp4.track import TrackIndex
 from lrstream.sidecar.build_failures import SourceFailure, joint_error
 from lrstream.sidecar.elsewhere import SourceIndexer, Work
 from lrstream.sidecar.identity import SidecarIdentity, SourceFile
+from lrstream.sidecar.index_source import MoovSizes, frames_of_files, index_source
 from lrstream.sidecar.install import reclaim_leftovers
 from lrstream.sidecar.writer import ArchiveWriter, EncodedSource, encode_source
 from lrstream.storage.store import DatasetStore
@@ -43,7 +43,6 @@ __all__ = [
     "SourceFailure",
     "SourcesChangedError",
     "build_sidecar",
-    "index_source",
     "request_identity",
 ]
 
@@ -191,7 +190,7 @@ def build_sidecar(
     start = time.monotonic()
     requests, bytes_read = store.counters.requests, store.counters.bytes_read
     with ArchiveWriter(destination, identity, comment=comment) as writer:
-        build = _Build(store, identity, writer, progress, finished, indexer)
+        build = _Build(store, identity, writer, progress, finished, indexer, frames_of_files(layout))
         build.run(workers)
         _require_unchanged(store, identity)
         build.raise_failures()
@@ -221,6 +220,7 @@ class _Build:
         progress: Callable[[BuildProgress], None] | None,
         finished: FinishedSources | None,
         indexer: SourceIndexer | None,
+        frames: dict[str, int],
     ) -> None:
         self.num_samples = 0
         self.num_reused = 0
@@ -231,6 +231,8 @@ class _Build:
         self._finished = finished
         self._indexer = indexer
         self._for_indexer: list[Work] = []
+        self._frames = frames
+        self._moov_sizes = MoovSizes(frames)
         self._sources: Iterator[tuple[int, SourceFile]] = iter(enumerate(identity.source_files))
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -310,9 +312,9 @@ class _Build:
             return True
         if self._indexer is not None:
             with self._lock:
-                self._for_indexer.append(Work(number, source, fingerprint))
+                self._for_indexer.append(Work(number, source, fingerprint, self._frames.get(source.path, 0)))
             return False
-        track = index_source(self._store, source, before_read=self._check_stop)
+        track = index_source(self._store, source, before_read=self._check_stop, sizes=self._moov_sizes)
         self._keep(source, track)
         self._add(number, source, track)
         return True
@@ -376,26 +378,6 @@ _WRITING_HINT = "Stop whatever writes the dataset, then build again."
 
 class _StopBuild(Exception):
     """Another thread has ended the build; raised between two reads of a source."""
-
-
-def index_source(
-    store: DatasetStore, source: SourceFile, *, before_read: Callable[[], None] | None = None
-) -> TrackIndex:
-    """Index one source through range reads of its `moov` (MP-4).
-
-    Args:
-        store: Where it is.
-        source: The source.
-        before_read: Called before each read; may raise to stop.
-    """
-    with contextlib.closing(store.open(source.path, source.size)) as opened:
-
-        def read(start: int, stop: int) -> RangeReply:
-            if before_read is not None:
-                before_read()
-            return RangeReply(*opened.read_upto(start, stop))
-
-        return drive(probe_track(source.path), read)
 
 
 def _require_unchanged(store: DatasetStore, identity: SidecarIdentity) -> None:

@@ -18,8 +18,8 @@ from typing import Any
 
 from lrstream import __version__
 from lrstream.errors import AccessError, InputError, LrstreamError, NotFoundError, TransferError, UsageError
-from lrstream.sidecar.build import index_source
 from lrstream.sidecar.elsewhere import Work
+from lrstream.sidecar.index_source import MoovSizes, index_source
 from lrstream.sidecar.writer import EncodedSource, encode_source
 from lrstream.storage.portable import PortableStore
 from lrstream.storage.store import DatasetStore, FileInfo
@@ -86,6 +86,7 @@ class _OpenJob:
     def __init__(self, job: Job) -> None:
         self.store: DatasetStore = job.store.open()
         self.stop = threading.Event()
+        self.moov_sizes = MoovSizes()
         self.num_running = 0
         self._lock = threading.Lock()
         self._counted = (0, 0)
@@ -203,7 +204,13 @@ class _Batch:
         with self._job.store.access():
             while (work := self._next()) is not None:
                 try:
-                    track = index_source(self._opened.store, work.source, before_read=self._check_stop)
+                    track = index_source(
+                        self._opened.store,
+                        work.source,
+                        before_read=self._check_stop,
+                        sizes=self._opened.moov_sizes,
+                        num_frames=work.num_frames,
+                    )
                     result = SourceResult(work.number, encode_source(work.number, track), None)
                 except _Stopped:
                     return

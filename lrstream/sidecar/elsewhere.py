@@ -22,11 +22,13 @@ class Work(NamedTuple):
         number: Its place among all sources.
         source: The source.
         fingerprint: Its fingerprint, where the storage has them.
+        num_frames: Pictures in it; 0 if that is not known.
     """
 
     number: int
     source: SourceFile
     fingerprint: str | None
+    num_frames: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,9 @@ from lrstream.layout.layout import DatasetLayout
 from lrstream.layout.rows import EpisodeRowReader
 from lrstream.mp4.track import SampleTable, TrackIndex
 from lrstream.sidecar.archive import ArchiveReader
-from lrstream.sidecar.build import DEFAULT_WORKERS, index_source
+from lrstream.sidecar.build import DEFAULT_WORKERS
 from lrstream.sidecar.identity import SidecarIdentity, SourceFile
+from lrstream.sidecar.index_source import index_source
 from lrstream.sidecar.problems import PROBLEM_CODES, Problem, Severity, problem_of, problems_of_failures
 from lrstream.sidecar.validate_spans import check_file
 from lrstream.storage.store import DatasetStore, FileInfo

@@ -7,12 +7,13 @@ that were asked for, or raises.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from lrstream.errors import UsageError
 from lrstream.storage.per_process import PerProcess
 
-__all__ = ["ByteSource", "TransferCounters", "check_range"]
+__all__ = ["ByteSource", "GrowingByteSource", "TransferCounters", "check_range"]
 
 
 @runtime_checkable
@@ -50,6 +51,25 @@ class ByteSource(Protocol):
 
     def close(self) -> None:
         """Release the handle of this process. A later read opens the object again."""
+        ...
+
+
+@runtime_checkable
+class GrowingByteSource(ByteSource, Protocol):
+    """A source whose requests need not be as long as what is read of their replies."""
+
+    def read_growing(self, first: int, limit: int, stop_of: Callable[[bytes, int], int]) -> tuple[bytes, int]:
+        """The beginning of the object, as far as its first bytes say, in one request.
+
+        Args:
+            first: Bytes to read at first; less where the object is shorter.
+            limit: Bytes to ask for, at least `first`.
+            stop_of: Given the first bytes and the size of the object, says where to stop. May be called
+                again when a transfer is repeated.
+
+        Returns:
+            The bytes of ``[0, min(stop, limit, size))``, at least the first ones, and the size.
+        """
         ...
 
 

@@ -8,6 +8,7 @@ first bytes are read.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 import urllib3
@@ -16,18 +17,41 @@ from lrstream.errors import LrstreamError, TransferError
 from lrstream.storage.http_pool import describe_response, host_of, redact
 from lrstream.storage.retry import RETRYABLE_STATUSES, told_wait_s
 
-__all__ = ["RangeReply", "RetryLater", "transport_failure", "verified_range"]
+__all__ = ["Growth", "RangeReply", "RetryLater", "transport_failure", "verified_range"]
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _UNSATISFIED = re.compile(r"bytes \*/(\d+)")
 _PIECE_BYTES = 1 << 20
+# As much as this of a reply is read and thrown away: that takes less time than a new connection.
+_MAX_DRAINED_BYTES = 256 * 1024
 
 
 class RangeReply(NamedTuple):
-    """Verified bytes of a range, and the size of the whole file in bytes."""
+    """Verified bytes of a range, and the size of the whole file in bytes.
+
+    Attributes:
+        data: The bytes.
+        size: Size of the file.
+        num_read: Bytes of the body that were read, those thrown away included.
+        is_complete: Whether that is all of it, so that the connection can be used again.
+    """
 
     data: bytes
     size: int
+    num_read: int = 0
+    is_complete: bool = True
+
+
+class Growth(NamedTuple):
+    """How much of a reply to read.
+
+    Attributes:
+        first: Bytes to read at first.
+        stop_of: Given these and the size of the file, how many to read in all.
+    """
+
+    first: int
+    stop_of: Callable[[bytes, int], int]
 
 
 class RetryLater(Exception):
@@ -57,7 +81,13 @@ def transport_failure(error: urllib3.exceptions.HTTPError, what: str, url: str) 
 
 
 def verified_range(
-    response: urllib3.BaseHTTPResponse, url: str, what: str, start: int, stop: int, known_size: int | None
+    response: urllib3.BaseHTTPResponse,
+    url: str,
+    what: str,
+    start: int,
+    stop: int,
+    known_size: int | None,
+    growth: Growth | None = None,
 ) -> RangeReply:
     """Read the body of a reply to a request for ``[start, stop)``.
 
@@ -68,6 +98,7 @@ def verified_range(
         start: First byte.
         stop: End of the range, half-open; may lie behind the end of the file.
         known_size: Size of the file in bytes if known.
+        growth: How much of it to read; all if None.
 
     Raises:
         RetryLater: The failure may pass.
@@ -81,7 +112,7 @@ def verified_range(
         if match is not None and start >= int(match[1]):
             return RangeReply(b"", int(match[1]))
     if status == 200:
-        return _whole_file(response, url, what, start, stop, known_size)
+        return _whole_file(response, url, what, start, stop, known_size, growth)
     if status != 206:
         raise _refused(f"{what}: {describe_response(response, url)}, expected 206 Partial Content.")
     header = response.headers.get("Content-Range")
@@ -99,17 +130,23 @@ def verified_range(
             f"{what}: {host_of(url)} sent bytes [{first}, {last + 1}) of {size} instead.",
             hint="A proxy or server in between answers ranges wrongly, or the file was replaced.",
         )
-    return RangeReply(_body(response, url, what, last + 1 - first), size)
+    return _body(response, url, what, last + 1 - first, size, growth)
 
 
 def _whole_file(
-    response: urllib3.BaseHTTPResponse, url: str, what: str, start: int, stop: int, known_size: int | None
+    response: urllib3.BaseHTTPResponse,
+    url: str,
+    what: str,
+    start: int,
+    stop: int,
+    known_size: int | None,
+    growth: Growth | None,
 ) -> RangeReply:
     """A 200 is right only where the whole file was asked for; otherwise nothing is read of it."""
     length = response.headers.get("Content-Length")
     size = int(length) if length is not None and length.isdecimal() else known_size
     if start == 0 and size is not None and size <= stop:
-        return RangeReply(_body(response, url, what, size), size)
+        return _body(response, url, what, size, size, growth)
     raise _refused(
         f"{what}: {host_of(url)} ignored the range and answered with the whole file (status 200, expected "
         "206).",
@@ -118,7 +155,9 @@ def _whole_file(
     )
 
 
-def _body(response: urllib3.BaseHTTPResponse, url: str, what: str, length: int) -> bytes:
+def _body(
+    response: urllib3.BaseHTTPResponse, url: str, what: str, length: int, size: int, growth: Growth | None
+) -> RangeReply:
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding != "identity":
         raise _refused(
@@ -127,24 +166,58 @@ def _body(response: urllib3.BaseHTTPResponse, url: str, what: str, length: int) 
     declared = response.headers.get("Content-Length")
     if declared is not None and declared.isdecimal() and int(declared) != length:
         raise _refused(f"{what}: {host_of(url)} declares a body of {declared} bytes, expected {length}.")
-    buffer = bytearray(length)
-    view = memoryview(buffer)
-    filled = 0
-    try:
-        while filled < length:
-            piece = response.read(min(_PIECE_BYTES, length - filled))
+    body = _Body(response, url, what, length)
+    if growth is None:
+        data = body.read(length)
+    else:
+        data = body.read(min(growth.first, length))
+        data += body.read(max(min(growth.stop_of(data, size), length) - len(data), 0))
+    if body.left <= _MAX_DRAINED_BYTES:
+        body.read(body.left)
+        body.end()
+    return RangeReply(data, size, length - body.left, body.left == 0)
+
+
+class _Body:
+    """The body of a reply, read in pieces; complete, or an error says what is missing."""
+
+    def __init__(self, response: urllib3.BaseHTTPResponse, url: str, what: str, length: int) -> None:
+        self._response = response
+        self._url = url
+        self._what = what
+        self._length = length
+        self.left = length
+
+    def read(self, count: int) -> bytes:
+        """The next `count` bytes."""
+        buffer = bytearray(count)
+        view = memoryview(buffer)
+        filled = 0
+        while filled < count:
+            piece = self._piece(min(_PIECE_BYTES, count - filled))
             if not piece:
-                raise RetryLater(f"the reply of {host_of(url)} ended after {filled} of {length} bytes")
+                raise RetryLater(
+                    f"the reply of {host_of(self._url)} ended after {self._length - self.left} of "
+                    f"{self._length} bytes"
+                )
             view[filled : filled + len(piece)] = piece
             filled += len(piece)
-        surplus = response.read(1)
-    except urllib3.exceptions.HTTPError as error:
-        failure = transport_failure(error, what, url)
-    else:
-        if surplus:
-            raise _refused(f"{what}: {host_of(url)} sent more than the {length} bytes of the range.")
+            self.left -= len(piece)
         return bytes(buffer)
-    raise failure
+
+    def end(self) -> None:
+        """Require that nothing follows."""
+        if self._piece(1):
+            raise _refused(
+                f"{self._what}: {host_of(self._url)} sent more than the {self._length} bytes of the range."
+            )
+
+    def _piece(self, count: int) -> bytes:
+        try:
+            return self._response.read(count)
+        except urllib3.exceptions.HTTPError as error:
+            failure = transport_failure(error, self._what, self._url)
+        raise failure
 
 
 def _refused(message: str, hint: str | None = None) -> LrstreamError:

@@ -25,7 +25,7 @@ from lrstream.storage.http_pool import (
     same_origin,
     server_message,
 )
-from lrstream.storage.http_reply import RangeReply, RetryLater, transport_failure, verified_range
+from lrstream.storage.http_reply import Growth, RangeReply, RetryLater, transport_failure, verified_range
 from lrstream.storage.per_process import PerProcess
 from lrstream.storage.retry import RetryCounters, RetryPolicy, RetrySchedule
 
@@ -149,7 +149,20 @@ class HttpByteSource:
             stop = min(stop, size)
             if start >= stop:
                 return b"", size
-        return self._read(start, stop)
+        reply = self._read(start, stop)
+        return reply.data, reply.size
+
+    def read_growing(self, first: int, limit: int, stop_of: Callable[[bytes, int], int]) -> tuple[bytes, int]:
+        """The beginning of the file as far as its first bytes say, in one request (`GrowingByteSource`).
+
+        A reply of which much is left is cut off, at the price of its connection.
+        """
+        check_range(self.path, first, limit)
+        size = self._size()
+        if size == 0 or limit == 0:
+            return self.read_upto(0, limit)
+        reply = self._read(0, limit if size is None else min(limit, size), Growth(first, stop_of))
+        return reply.data, reply.size
 
     def expect(self, fingerprint: str) -> None:
         """Compare the content hash with this one whenever the stable URL is asked (buckets).
@@ -171,7 +184,7 @@ class HttpByteSource:
         return self._known_size if self._known_size is not None else self._resolution.get().size
 
     def _read_exactly(self, start: int, stop: int) -> bytes:
-        data, size = self._read(start, stop)
+        data, size, *_ = self._read(start, stop)
         if len(data) != stop - start:
             raise TransferError(
                 f"{self._what(start, stop)} were wanted, but the file ends at {size}.",
@@ -183,8 +196,8 @@ class HttpByteSource:
     def _what(self, start: int, stop: int) -> str:
         return f"{self.path}, bytes [{start}, {stop})"
 
-    def _read(self, start: int, stop: int) -> RangeReply:
-        return self._with_retries(self._what(start, stop), lambda: self._attempt(start, stop))
+    def _read(self, start: int, stop: int, growth: Growth | None = None) -> RangeReply:
+        return self._with_retries(self._what(start, stop), lambda: self._attempt(start, stop, growth))
 
     def _with_retries(self, what: str, attempt: Callable[[], T]) -> T:
         schedule = RetrySchedule(self._policy, what, self._retry_counters)
@@ -219,18 +232,18 @@ class HttpByteSource:
             if resolution.target is not None and resolution.target.generation == refused.target.generation:
                 resolution.target = None
 
-    def _attempt(self, start: int, stop: int) -> RangeReply:
+    def _attempt(self, start: int, stop: int, growth: Growth | None) -> RangeReply:
         resolution = self._resolution.get()
         found: _Target | RangeReply | None = resolution.target
         if found is None and resolution.served_directly:
-            found = self._resolve(resolution, start, stop)
+            found = self._resolve(resolution, start, stop, growth)
         elif found is None:
             # The first read follows the redirect itself; other threads wait for what it finds.
             with resolution.lock:
-                found = resolution.target or self._resolve(resolution, start, stop)
+                found = resolution.target or self._resolve(resolution, start, stop, growth)
         if isinstance(found, RangeReply):
             return found
-        reply = self._request_range(found, start, stop)
+        reply = self._request_range(found, start, stop, growth)
         resolution.last_good = max(resolution.last_good, found.generation)
         return reply
 
@@ -239,7 +252,9 @@ class HttpByteSource:
             if resolution.target is None and resolution.size is None:
                 self._resolve(resolution, 0, 1)
 
-    def _resolve(self, resolution: _Resolution, start: int, stop: int) -> _Target | RangeReply:
+    def _resolve(
+        self, resolution: _Resolution, start: int, stop: int, growth: Growth | None = None
+    ) -> _Target | RangeReply:
         """Ask the stable URL: a signed URL to read from, or at once the bytes of a file served directly."""
         what, url, headers = self._what(start, stop), self._url, self._headers()
         for _ in range(_MAX_REDIRECTS):
@@ -249,9 +264,9 @@ class HttpByteSource:
                 if response.status not in _REDIRECTS:
                     self._raise_refusal(response, url)
                     self._check_hash(response)
-                    reply = self._verified(response, url, start, stop)
+                    reply = self._verified(response, url, start, stop, growth)
                     resolution.served_directly = True
-                    reuse = True
+                    reuse = reply.is_complete
                     return reply
                 self._check_hash(response)
                 self._learn_linked_size(response)
@@ -266,7 +281,7 @@ class HttpByteSource:
             url = following  # same origin: the token may go along
         raise TransferError(f"{what}: more than {_MAX_REDIRECTS} redirects from {host_of(self._url)}.")
 
-    def _request_range(self, target: _Target, start: int, stop: int) -> RangeReply:
+    def _request_range(self, target: _Target, start: int, stop: int, growth: Growth | None) -> RangeReply:
         what, url = self._what(start, stop), target.url
         for _ in range(_MAX_REDIRECTS):
             response = self._send(url, start, stop, {})
@@ -275,8 +290,8 @@ class HttpByteSource:
                 if response.status in (401, 403):
                     raise _SignatureRefused(describe_response(response, url), target)
                 if response.status not in _REDIRECTS:
-                    reply = self._verified(response, url, start, stop)
-                    reuse = True
+                    reply = self._verified(response, url, start, stop, growth)
+                    reuse = reply.is_complete
                     return reply
                 following = self._following(response, url, what)
                 reuse = self._drain(response)
@@ -315,9 +330,12 @@ class HttpByteSource:
 
     # -- checks ---------------------------------------------------------------------------------
 
-    def _verified(self, response: urllib3.BaseHTTPResponse, url: str, start: int, stop: int) -> RangeReply:
-        reply = verified_range(response, url, self._what(start, stop), start, stop, self._size())
-        self._counters.add(requests=0, bytes_read=len(reply.data))
+    def _verified(
+        self, response: urllib3.BaseHTTPResponse, url: str, start: int, stop: int, growth: Growth | None
+    ) -> RangeReply:
+        what = self._what(start, stop)
+        reply = verified_range(response, url, what, start, stop, self._size(), growth)
+        self._counters.add(requests=0, bytes_read=reply.num_read)
         self._remember_size(reply.size)
         return reply
 

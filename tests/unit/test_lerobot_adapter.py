@@ -147,6 +147,14 @@ def test_arguments_come_before_the_configuration(small: WrittenDataset) -> None:
     assert [int(one["index"]) for one in dataset] == [int(one["index"]) for one in expected]
 
 
+def test_features_left_out_have_no_window(small: WrittenDataset) -> None:
+    config = Config(data_config(small.root), Policy([-1, 0], [0, 1]))
+    dataset = make_dataset(config, features=["observation.state", "action"])
+    sample = next(iter(dataset))
+    assert sample["observation.state"].shape[0] == sample["action"].shape[0] == 2
+    assert not [key for key in (*sample, *dataset.meta.features) if key.startswith("observation.images")]
+
+
 def test_releases_that_convert_get_uint8(demo_dataset: WrittenDataset) -> None:
     """A release whose configuration has `return_uint8` divides by 255 in its loop."""
     key = "observation.images.top"

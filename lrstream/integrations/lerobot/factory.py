@@ -195,7 +195,9 @@ def _windows(cfg: Any, arguments: Mapping[str, Any]) -> dict[str, list[float]] |
     )
     # Only info.json: the dataset itself reads the rest, once.
     info = load_info(open_store(location, storage_options=arguments["storage_options"]))
-    return delta_timestamps_of(policy, info.features, info.fps)
+    delivered = arguments.get("features")
+    keys = [key for key in info.features if delivered is None or key in delivered]
+    return delta_timestamps_of(policy, keys, info.fps)
 
 
 def recorded_here(repo_id: str, revision: str | None, repo_type: str) -> Path | None:

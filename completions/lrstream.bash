@@ -21,9 +21,11 @@ _lrstream() {
         "lrstream build --scheduler") COMPREPLY=($(compgen -W "ADDRESS local" -- "$current")); return ;;
         "lrstream build --lock-timeout") return ;;
         "lrstream build --base") return ;;
+        "lrstream build --progress") COMPREPLY=($(compgen -W "auto json" -- "$current")); return ;;
         "lrstream build --cache-dir") return ;;
         "lrstream convert --output" | "lrstream convert -o") return ;;
         "lrstream convert --to") COMPREPLY=($(compgen -W "index npz parquet" -- "$current")); return ;;
+        "lrstream convert --progress") COMPREPLY=($(compgen -W "auto json" -- "$current")); return ;;
         "lrstream convert --cache-dir") return ;;
         "lrstream validate --source") return ;;
         "lrstream validate --episodes") return ;;
@@ -31,6 +33,7 @@ _lrstream() {
         "lrstream validate --repo-id") return ;;
         "lrstream validate --repo-type") COMPREPLY=($(compgen -W "dataset bucket" -- "$current")); return ;;
         "lrstream validate --revision") return ;;
+        "lrstream validate --progress") COMPREPLY=($(compgen -W "auto json" -- "$current")); return ;;
         "lrstream validate --cache-dir") return ;;
         "lrstream publish --repo-type") COMPREPLY=($(compgen -W "dataset bucket" -- "$current")); return ;;
         "lrstream publish --revision") return ;;
@@ -143,11 +146,11 @@ _lrstream() {
         "lrstream")
             COMPREPLY=($(compgen -W "build convert validate publish inspect benchmark --version --show-completion --help -h" -- "$current")) ;;
         "lrstream build")
-            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--repo-id --repo-type --revision --episodes --shard --output -o --workers --scheduler --lock-timeout --force --no-resume --base --checksums --push --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
+            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--repo-id --repo-type --revision --episodes --shard --output -o --workers --scheduler --lock-timeout --force --no-resume --base --checksums --push --progress --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
         "lrstream convert")
-            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--merge --output -o --to --dry-run --force --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
+            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--merge --output -o --to --dry-run --force --progress --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
         "lrstream validate")
-            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--source --episodes --rows --no-rows --deep --sample --repo-id --repo-type --revision --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
+            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--source --episodes --rows --no-rows --deep --sample --repo-id --repo-type --revision --progress --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
         "lrstream publish")
             [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--repo-type --revision --dry-run --force --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
         "lrstream inspect")
@@ -163,7 +166,7 @@ _lrstream() {
         "lrstream inspect plan")
             [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--world-size --workers --batch-size --pool --seed --epoch --repo-type --revision --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
         "lrstream inspect locks")
-            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--break --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
+            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--all --break --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
         "lrstream inspect cache")
             [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--prune --yes -y --idle-days --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
         "lrstream benchmark")

@@ -104,7 +104,7 @@ _lrstream() {
         "lrstream benchmark fetch --cache-dir") return ;;
         "lrstream benchmark loader --workers") return ;;
         "lrstream benchmark loader --batch-size") return ;;
-        "lrstream benchmark loader --strategy") COMPREPLY=($(compgen -W "remaining round_robin" -- "$current")); return ;;
+        "lrstream benchmark loader --strategy") COMPREPLY=($(compgen -W "remaining round_robin gop" -- "$current")); return ;;
         "lrstream benchmark loader --episodes") return ;;
         "lrstream benchmark loader --decode-threads") return ;;
         "lrstream benchmark loader --prefetch") return ;;
@@ -125,7 +125,7 @@ _lrstream() {
         "lrstream benchmark plan --consumer-rate") return ;;
         "lrstream benchmark plan --workers") return ;;
         "lrstream benchmark plan --batch-size") return ;;
-        "lrstream benchmark plan --strategy") COMPREPLY=($(compgen -W "remaining round_robin" -- "$current")); return ;;
+        "lrstream benchmark plan --strategy") COMPREPLY=($(compgen -W "remaining round_robin gop" -- "$current")); return ;;
         "lrstream benchmark plan --episodes") return ;;
         "lrstream benchmark plan --world-size") return ;;
         "lrstream benchmark plan --rank") return ;;

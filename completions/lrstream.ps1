@@ -500,6 +500,7 @@ Register-ArgumentCompleter -Native -CommandName lrstream -ScriptBlock {
         'lrstream benchmark loader --strategy' = @(
             ,@('remaining', 'remaining')
             ,@('round_robin', 'round_robin')
+            ,@('gop', 'gop')
         )
         'lrstream benchmark loader --episodes' = @()
         'lrstream benchmark loader --decode-threads' = @()
@@ -527,6 +528,7 @@ Register-ArgumentCompleter -Native -CommandName lrstream -ScriptBlock {
         'lrstream benchmark plan --strategy' = @(
             ,@('remaining', 'remaining')
             ,@('round_robin', 'round_robin')
+            ,@('gop', 'gop')
         )
         'lrstream benchmark plan --episodes' = @()
         'lrstream benchmark plan --world-size' = @()

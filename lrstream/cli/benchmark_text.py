@@ -43,6 +43,7 @@ class Strategy(StrEnum):
 
     remaining = "remaining"
     round_robin = "round_robin"
+    gop = "gop"
 
 
 EpisodesOption = Annotated[

@@ -83,11 +83,23 @@ class BatchMemory:
         """Memory for a batch."""
         return self._pool.take(layout)
 
-    def collate(self, samples: Sequence[Sample], collate_map: CollateMap | None) -> dict[str, Any]:
-        """Stack samples: tensors in one slab, everything else as PyTorch does."""
+    def collate(
+        self,
+        samples: Sequence[Sample],
+        collate_map: CollateMap | None = None,
+        *,
+        others: Callable[[list[Any]], Any] | None = None,
+    ) -> dict[str, Any]:
+        """Stack samples: tensors in one slab, everything else as PyTorch does.
+
+        Args:
+            samples: At least one, with equal keys.
+            collate_map: As `torch.utils.data.default_collate` knows it.
+            others: Joins values that are no tensors; None = as PyTorch does, which walks into lists.
+        """
         stackable = {key: value for key, value in samples[0].items() if _can_stack(key, value, samples)}
         if not self._may_place or not stackable:
-            return _collate_plainly(samples, collate_map)
+            return _collate_plainly(samples, collate_map, others)
         self._learn(len(samples), stackable)
         lease = _common_lease(samples)
         if lease is None or not lease.layout.fits(stackable):
@@ -97,7 +109,7 @@ class BatchMemory:
         for key in samples[0]:
             values = [sample[key] for sample in samples]
             if key not in stackable:
-                batch[key] = torch_collate(values, collate_fn_map=collate_map)
+                batch[key] = _join(values, collate_map, others)
                 continue
             for row, value in zip(lease.rows[key], values, strict=False):
                 if value is not row:
@@ -214,20 +226,28 @@ def _common_lease(samples: Sequence[Sample]) -> Lease | None:
     return first.lease
 
 
-def _collate_plainly(samples: Sequence[Sample], collate_map: CollateMap | None) -> dict[str, Any]:
-    return {
-        key: torch_collate([sample[key] for sample in samples], collate_fn_map=collate_map)
-        for key in samples[0]
-    }
+def _collate_plainly(
+    samples: Sequence[Sample], collate_map: CollateMap | None, others: Callable[[list[Any]], Any] | None
+) -> dict[str, Any]:
+    return {key: _join([sample[key] for sample in samples], collate_map, others) for key in samples[0]}
+
+
+def _join(
+    values: list[Any], collate_map: CollateMap | None, others: Callable[[list[Any]], Any] | None
+) -> Any:
+    if others is not None and not isinstance(values[0], torch.Tensor):
+        return others(values)
+    return torch_collate(
+        values, collate_fn_map=default_collate_fn_map if collate_map is None else collate_map
+    )
 
 
 def _collate_samples(
     samples: Sequence[Sample], *, collate_fn_map: CollateMap | None = None
 ) -> dict[str, Any]:
-    collate_fn_map = default_collate_fn_map if collate_fn_map is None else collate_fn_map
     memory = samples[0].memory
     if memory is None:
-        return _collate_plainly(samples, collate_fn_map)
+        return _collate_plainly(samples, collate_fn_map, None)
     return memory.collate(samples, collate_fn_map)
 
 

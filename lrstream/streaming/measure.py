@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader
 
+from lrstream.errors import LrstreamError
 from lrstream.streaming.batches import Sample
 from lrstream.streaming.checkpoint import Progress
 from lrstream.streaming.dataset import StreamingLeRobotDataset
@@ -89,13 +89,11 @@ class MeasuredDataset(StreamingLeRobotDataset):
     def stack(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """A batch of samples: tensors stacked, everything else as a list."""
         started_s = time.perf_counter()
+        memory = samples[0].memory
+        if memory is None:
+            raise LrstreamError("A sample to be measured does not know where it was made.")
         # The default would also walk into lists and structures of language columns, whose lengths differ.
-        batch = {
-            key: default_collate([sample[key] for sample in samples])
-            if isinstance(value, torch.Tensor)
-            else [sample[key] for sample in samples]
-            for key, value in samples[0].items()
-        }
+        batch = memory.collate(samples, others=list)
         self._collate_s += time.perf_counter() - started_s
         return batch
 

@@ -110,6 +110,7 @@ _lrstream() {
         "lrstream benchmark loader --prefetch") return ;;
         "lrstream benchmark loader --pool") return ;;
         "lrstream benchmark loader --budget") return ;;
+        "lrstream benchmark loader --reservoir") return ;;
         "lrstream benchmark loader --connections") return ;;
         "lrstream benchmark loader --samples") return ;;
         "lrstream benchmark loader --seconds") return ;;
@@ -132,6 +133,7 @@ _lrstream() {
         "lrstream benchmark plan --pool") return ;;
         "lrstream benchmark plan --prefetch") return ;;
         "lrstream benchmark plan --budget") return ;;
+        "lrstream benchmark plan --reservoir") return ;;
         "lrstream benchmark plan --connections") return ;;
         "lrstream benchmark plan --queue") return ;;
         "lrstream benchmark plan --seed") return ;;
@@ -178,9 +180,9 @@ _lrstream() {
         "lrstream benchmark fetch")
             [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--episodes --count --at-once --connections --subranges --seed --compare --plot --repo-type --revision --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
         "lrstream benchmark loader")
-            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--demo --workers --batch-size --strategy --episodes --decode-threads --prefetch --pool --budget --connections --samples --seconds --consumer-rate --compare --plot --repo-type --revision --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
+            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--demo --workers --batch-size --strategy --episodes --decode-threads --prefetch --pool --budget --reservoir --connections --samples --seconds --consumer-rate --compare --plot --repo-type --revision --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
         "lrstream benchmark plan")
-            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--bandwidth --latency --decode-rate --consumer-rate --workers --batch-size --strategy --episodes --world-size --rank --pool --prefetch --budget --connections --queue --seed --epoch --compare --plot --repo-type --revision --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
+            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--bandwidth --latency --decode-rate --consumer-rate --workers --batch-size --strategy --episodes --world-size --rank --pool --prefetch --budget --reservoir --connections --queue --seed --epoch --compare --plot --repo-type --revision --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
     esac
 }
 complete -o default -F _lrstream lrstream

@@ -12,6 +12,7 @@ from lrstream.cli.benchmark_text import (
     CompareOption,
     EpisodesOption,
     PlotOption,
+    ReservoirOption,
     Strategy,
     load,
     milliseconds,
@@ -62,7 +63,7 @@ Exit status 3 if a frame is missing, comes twice, or has another frame's picture
         "lrstream benchmark loader --demo",
         "lrstream benchmark loader ./demo --workers 4 --batch-size 64",
         "lrstream benchmark loader ./demo --samples 200 --consumer-rate 500 --plot loader.html",
-        "lrstream benchmark loader OWNER/NAME --strategy round_robin --seconds 60 --json",
+        "lrstream benchmark loader OWNER/NAME --strategy gop --seconds 60 --json",
     ),
 )
 _KEY_FIGURES = (
@@ -142,6 +143,7 @@ def loader(
             "--budget", metavar="GB", help="Byte budget of the rank; 1 GB is 2**30 bytes.", show_default=True
         ),
     ] = 8.0,
+    reservoir: ReservoirOption = 2.0,
     connections: Annotated[
         int | None,
         typer.Option(
@@ -186,6 +188,7 @@ def loader(
             prefetch=prefetch,
             pool=pool,
             budget_gb=budget,
+            reservoir_gb=reservoir,
             connections=connections,
             samples=samples,
             seconds=seconds,

@@ -13,6 +13,7 @@ from lrstream.cli.benchmark_text import (
     CompareOption,
     EpisodesOption,
     PlotOption,
+    ReservoirOption,
     Strategy,
     milliseconds,
     rate,
@@ -137,6 +138,7 @@ def plan(
             "--budget", metavar="GB", help="Byte budget of the rank; 1 GB is 2**30 bytes.", show_default=True
         ),
     ] = 8.0,
+    reservoir: ReservoirOption = 2.0,
     connections: Annotated[
         int | None,
         typer.Option(
@@ -181,6 +183,7 @@ def plan(
             pool=pool,
             prefetch=prefetch,
             budget_gb=budget,
+            reservoir_gb=reservoir,
             connections=connections,
             queue=queue,
             seed=seed,

@@ -28,6 +28,7 @@ __all__ = [
     "EpisodesOption",
     "PlotOption",
     "Report",
+    "ReservoirOption",
     "Strategy",
     "amount",
     "load",
@@ -50,6 +51,15 @@ EpisodesOption = Annotated[
     str | None,
     typer.Option(
         "--episodes", metavar="SPEC", help="Only these episodes, such as 0-9,12,20- (ends included)."
+    ),
+]
+ReservoirOption = Annotated[
+    float,
+    typer.Option(
+        "--reservoir",
+        metavar="GB",
+        help="Decoded pictures that the rank keeps with strategy gop; 1 GB is 2**30 bytes.",
+        show_default=True,
     ),
 ]
 CompareOption = Annotated[

@@ -119,7 +119,8 @@ def _stream(
 
     def take(batch: Mapping[str, Any]) -> None:
         for name, parts in rows.items():
-            parts.append(batch[name].numpy())
+            # A copy: what refers to a batch keeps its memory from being used again.
+            parts.append(batch[name].numpy().copy())
         for key in cameras:
             corners.setdefault(key, []).append(batch[key][_CORNER].numpy().copy())
         progress(sum(map(len, rows["index"])), target, "frames")
@@ -140,6 +141,7 @@ def _stream(
                 prefetch_episodes=options.prefetch,
                 episode_pool_size=options.pool,
                 byte_budget_gb=options.budget_gb,
+                reservoir_gb=options.reservoir_gb,
                 native_http_connections=options.connections,
                 return_uint8=True,
                 rank=0,
@@ -190,7 +192,7 @@ def _stream(
         samples=times.num_samples,
         stages=stage_rates(times.reports, options.decode_threads),
         shares=shares,
-        limit=limit_of(times, shares, strategy=options.strategy),
+        limit=limit_of(times, shares, strategy=options.strategy, load=load),
         cpu_ms_per_sample=cpu_ms,
         ceiling=ceiling,
         ceiling_samples_per_s=ceiling_rate,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from lrstream.sidecar.build import DEFAULT_WORKERS, BuildProgress, build_sidecar
 from lrstream.sidecar.identity import SourceFile
 from lrstream.sidecar.problems import Problem
 from lrstream.sidecar.writer import encode_source
-from lrstream.storage.byte_source import ByteSource
+from lrstream.storage.byte_source import ByteSource, GrowingByteSource
 from lrstream.storage.store import DatasetStore, open_store
 
 __all__ = ["BuildBenchmark", "BuildOptions", "BuildStages", "benchmark_build"]
@@ -179,7 +179,7 @@ def benchmark_build(
         requests=report.requests,
         bytes_read=report.bytes_read,
         moov_bytes=store.moov_bytes,
-        bytes_over_moov=report.bytes_read / store.moov_bytes,
+        bytes_over_moov=report.bytes_read / max(1, store.moov_bytes),
         source_bytes=report.source_bytes,
         archive_bytes=report.archive_bytes,
         archive_bytes_per_frame=report.archive_bytes / report.num_samples,
@@ -210,7 +210,10 @@ class _TimedStore:
         return getattr(self._store, name)
 
     def open(self, path: str, size: int | None = None) -> _TimedSource:
-        return _TimedSource(self._store.open(path, size), self)
+        source = self._store.open(path, size)
+        if isinstance(source, GrowingByteSource):
+            return _TimedGrowingSource(source, self)
+        return _TimedSource(source, self)
 
     @property
     def reads_at_once(self) -> float:
@@ -244,11 +247,19 @@ class _TimedSource:
     """A source that remembers what was read of it until it is closed, to find the size of `moov`."""
 
     def __init__(self, source: ByteSource, store: _TimedStore) -> None:
+        self.path = source.path
         self._source, self._store = source, store
         self._replies: list[tuple[int, bytes]] = []
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
+    def size(self) -> int:
+        with self._store.timed():
+            return self._source.size()
+
+    def read(self, start: int, stop: int) -> bytes:
+        with self._store.timed():
+            data = self._source.read(start, stop)
+        self._replies.append((start, data))
+        return data
 
     def read_upto(self, start: int, stop: int) -> tuple[bytes, int]:
         with self._store.timed():
@@ -256,10 +267,27 @@ class _TimedSource:
         self._replies.append((start, data))
         return data, size
 
+    def expect(self, fingerprint: str) -> None:
+        self._source.expect(fingerprint)
+
     def close(self) -> None:
         self._store.add_moov(_moov_bytes(self._replies))
         self._replies = []
         self._source.close()
+
+
+class _TimedGrowingSource(_TimedSource):
+    """The same of a source that can end a request early."""
+
+    def __init__(self, source: GrowingByteSource, store: _TimedStore) -> None:
+        super().__init__(source, store)
+        self._growing = source
+
+    def read_growing(self, first: int, limit: int, stop_of: Callable[[bytes, int], int]) -> tuple[bytes, int]:
+        with self._store.timed():
+            data, size = self._growing.read_growing(first, limit, stop_of)
+        self._replies.append((0, data))
+        return data, size
 
 
 def _moov_bytes(replies: list[tuple[int, bytes]]) -> int:

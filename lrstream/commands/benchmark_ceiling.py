@@ -124,7 +124,7 @@ def ceiling_probe(chosen: ChosenEpisodes, options: LoaderOptions, archive: Path)
         archive: The sidecar.
     """
     layout, positions = chosen
-    is_coherent = options.strategy not in ("remaining", "round_robin")
+    is_coherent = options.strategy == "gop"
     tracks = open_index(archive)
     try:
         loader = EpisodeLoader(

@@ -33,6 +33,7 @@ from lrstream.sidecar.resolve import resolve_sidecar
 from lrstream.streaming.gop_index import gop_table
 from lrstream.streaming.planning import (
     DEFAULT_BYTE_BUDGET_GB,
+    DEFAULT_RESERVOIR_GB,
     DEFAULT_SEED,
     PlanSettings,
     StreamPlan,
@@ -73,6 +74,7 @@ class PlanOptions:
         pool: Episodes that each worker mixes; None = 32 / workers.
         prefetch: Episodes fetched ahead of the pool.
         budget_gb: Byte budget of the rank.
+        reservoir_gb: Decoded pictures that the rank keeps, with strategy `gop`.
         connections: HTTP connections of each process.
         queue: Samples that each worker keeps ahead.
         seed: Seed.
@@ -95,6 +97,7 @@ class PlanOptions:
     pool: int | None = None
     prefetch: int = 8
     budget_gb: float = DEFAULT_BYTE_BUDGET_GB
+    reservoir_gb: float = DEFAULT_RESERVOIR_GB
     connections: int | None = None
     queue: int = 8
     seed: int = DEFAULT_SEED
@@ -108,6 +111,7 @@ class PlanOptions:
             ("--decode-rate", self.decode_rate, unlimited),
             ("--consumer-rate", self.consumer_rate, unlimited),
             ("--budget", self.budget_gb, None),
+            ("--reservoir", self.reservoir_gb, None),
         ):
             refuse_unless(option, value, lambda number: number > 0, "more than 0", hint)
         refuse_unless("--latency", self.latency_ms, lambda number: number >= 0, "0 or more")
@@ -125,6 +129,7 @@ class PlanOptions:
             strategy=self.strategy,
             episode_pool_size=self.pool,
             byte_budget_bytes=max(1, int(self.budget_gb * _GIB)),
+            reservoir_bytes=max(1, int(self.reservoir_gb * _GIB)),
         )
 
     def fetches_at_once(self, num_cameras: int) -> int:

@@ -15,7 +15,7 @@ from lrstream.commands.benchmark_stages import StageRates, TimeShares
 from lrstream.sidecar.problems import Problem
 from lrstream.sidecar.resolve import Origin
 from lrstream.streaming.measure import RunLimits
-from lrstream.streaming.planning import DEFAULT_BYTE_BUDGET_GB, PlanSettings
+from lrstream.streaming.planning import DEFAULT_BYTE_BUDGET_GB, DEFAULT_RESERVOIR_GB, PlanSettings
 from lrstream.streaming.strategies import SamplingStrategy, check_strategy
 
 __all__ = ["LoaderBenchmark", "LoaderOptions"]
@@ -34,6 +34,7 @@ class LoaderOptions:
         prefetch: Episodes fetched ahead of the pool.
         pool: Episodes that each worker mixes.
         budget_gb: Byte budget of the rank.
+        reservoir_gb: Decoded pictures that the rank keeps, with strategy `gop`.
         connections: HTTP connections of each process.
         samples: Samples after which the run ends; None = the whole epoch.
         seconds: Time after which it ends; None = never.
@@ -51,6 +52,7 @@ class LoaderOptions:
     prefetch: int = 8
     pool: int | None = None
     budget_gb: float = DEFAULT_BYTE_BUDGET_GB
+    reservoir_gb: float = DEFAULT_RESERVOIR_GB
     connections: int | None = None
     samples: int | None = None
     seconds: float | None = None
@@ -63,6 +65,7 @@ class LoaderOptions:
             ("--seconds", self.seconds),
             ("--consumer-rate", self.consumer_rate),
             ("--budget", self.budget_gb),
+            ("--reservoir", self.reservoir_gb),
         ):
             refuse_unless(option, value, lambda number: number > 0, "more than 0")
 
@@ -78,6 +81,7 @@ class LoaderOptions:
             strategy=self.strategy,
             episode_pool_size=self.pool,
             byte_budget_bytes=max(1, int(self.budget_gb * 2**30)),
+            reservoir_bytes=max(1, int(self.reservoir_gb * 2**30)),
         )
 
 

@@ -68,7 +68,9 @@ def stage_rates(reports: Sequence[ProcessReport], decode_threads: int) -> StageR
         counters = report.counters
         stages = counters["stages"]
         fetch += _rate(counters["frames_loaded"], counters["fetch_busy_s"])
-        decode += _rate(stages["decode"]["count"] * decode_threads, stages["decode"]["seconds"])
+        # With strategy `gop` decoding is counted by unit, and converting by sample.
+        decode_s = stages["decode"]["seconds"] + stages["unit"]["seconds"]
+        decode += _rate(stages["decode"]["count"] * decode_threads, decode_s)
         per_sample_s = _each(stages["assembly"]["seconds"], counters["frames_loaded"]) + _each(
             report.collate_s, report.num_samples
         )
@@ -90,8 +92,15 @@ def time_shares(times: EpochTimes) -> TimeShares:
     return TimeShares(episodes / total, max(pictures, 0.0) / total, max(rest, 0.0) / total)
 
 
-def limit_of(times: EpochTimes, shares: TimeShares, *, strategy: str) -> Limit:
-    """The stage that limits a run."""
+def limit_of(times: EpochTimes, shares: TimeShares, *, strategy: str, load: float | None) -> Limit:
+    """The stage that limits a run.
+
+    Args:
+        times: The run.
+        shares: What its readers did with their time.
+        strategy: How frames were drawn.
+        load: Processes that wanted a processor before it; None where nobody knows.
+    """
     seconds = times.elapsed_s - times.first_batch_s
     waited = float(times.waits_s.sum()) / seconds if seconds > 0 and len(times.waits_s) else 1.0
     if times.consumer_s and waited < _HARDLY_WAITING:
@@ -119,7 +128,7 @@ def limit_of(times: EpochTimes, shares: TimeShares, *, strategy: str) -> Limit:
             ),
         )
     if stage == "decode":
-        return Limit(stage, f"readers waited for pictures {share}", _decode_advice(times, strategy))
+        return Limit(stage, f"readers waited for pictures {share}", _decode_advice(times, strategy, load))
     return Limit(
         stage,
         f"readers stacked and handed over batches {share}",
@@ -127,13 +136,15 @@ def limit_of(times: EpochTimes, shares: TimeShares, *, strategy: str) -> Limit:
     )
 
 
-def _decode_advice(times: EpochTimes, strategy: str) -> tuple[str, ...]:
+def _decode_advice(times: EpochTimes, strategy: str, load: float | None) -> tuple[str, ...]:
     used = total_cpu_s(times) / times.elapsed_s if times.elapsed_s else 0.0
     if used < _SATURATED * num_usable_cpus():
+        if load is not None and load > num_usable_cpus():
+            return ("Other processes keep the processors busy: end them, or measure again later.",)
         return ("Raise --decode-threads (decode_threads) or --workers: processors idle.",)
     remedies = ["Use more processors, or shorter GOPs in the videos: all are busy."]
-    if strategy in ("remaining", "round_robin"):
-        remedies.insert(0, "Decode each GOP once, with a GOP-coherent --strategy.")
+    if strategy != "gop":
+        remedies.insert(0, "Decode each GOP once: --strategy gop.")
     return tuple(remedies)
 
 

@@ -27,6 +27,20 @@ class Footprint:
     private_bytes: int | None = None
     peak_rss_bytes: int | None = None
 
+    def largest(self, other: Footprint) -> Footprint:
+        """The larger one of each figure."""
+
+        def larger(one: int | None, two: int | None) -> int | None:
+            known = [value for value in (one, two) if value is not None]
+            return max(known) if known else None
+
+        return Footprint(
+            larger(self.rss_bytes, other.rss_bytes),
+            larger(self.pss_bytes, other.pss_bytes),
+            larger(self.private_bytes, other.private_bytes),
+            larger(self.peak_rss_bytes, other.peak_rss_bytes),
+        )
+
 
 def footprint_of(pid: int | None = None) -> Footprint:
     """Memory of a process, from ``/proc``; all None where there is none, or the process has ended.

@@ -57,7 +57,7 @@ def test_the_table_fits_and_says_the_result(small_demo: DemoSpec, lrstream: Prog
     assert lines[-1] == f"All {frames} frames arrived exactly once, {2 * frames} pictures were right."
 
 
-@pytest.mark.parametrize("strategy", ["remaining", "round_robin"])
+@pytest.mark.parametrize("strategy", ["remaining", "round_robin", "gop"])
 def test_a_dataset_of_ones_own(strategy: str, standard_dataset: WrittenDataset, lrstream: Program) -> None:
     outcome = lrstream(
         "benchmark", "loader", standard_dataset.root, "--strategy", strategy, "--batch-size", "7", "--json"

@@ -11,6 +11,7 @@ import pytest
 
 from lrstream import StreamingLeRobotDataset
 from lrstream.demo import WrittenDataset
+from lrstream.streaming.strategies import SAMPLING_STRATEGIES
 from tests.cli.program import Program
 from tests.support.hub import LoopbackHub
 from tests.support.remote import spans_by_file
@@ -30,7 +31,7 @@ def plan_of(lrstream: Program, source: object, *words: str) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("strategy", ["remaining", "round_robin"])
+@pytest.mark.parametrize("strategy", SAMPLING_STRATEGIES)
 def test_an_epoch_over_a_slow_network_is_what_was_planned(
     strategy: Any,
     standard_dataset: WrittenDataset,

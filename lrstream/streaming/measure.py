@@ -87,7 +87,7 @@ class MeasuredDataset(StreamingLeRobotDataset):
         return super().__iter__()
 
     def stack(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        """A batch of samples as PyTorch's own function makes it, but with everything that is no tensor in a list."""
+        """A batch of samples as PyTorch makes it, but with everything that is no tensor in a list."""
         started_s = time.perf_counter()
         memory = samples[0].memory
         if memory is None:

@@ -19,7 +19,7 @@ from lrstream.commands.build import BuildResult, build_dataset
 from lrstream.errors import LrstreamError, MalformedMp4Error, UsageError
 from lrstream.sidecar import cluster as cluster_module
 from lrstream.sidecar.cluster import ClusterError, ClusterIndexer
-from tests.cli.program import Program, run_process
+from tests.cli.program import Program
 from tests.support import faults
 from tests.support.cluster import DaskCluster
 from tests.support.hub import LoopbackHub
@@ -31,7 +31,9 @@ pytest.importorskip("distributed")
 pytest_plugins = ["tests.support.hub.plugin"]
 pytestmark = pytest.mark.timeout(240)
 
-NUM_FILES = 40
+# Comparing times takes a quiet machine and a larger dataset, so it is done where a variable asks for it.
+IS_TIMED = bool(os.environ.get("LRSTREAM_CLUSTER_TIMES"))
+NUM_FILES = 48 if IS_TIMED else 16
 # Of each worker process; one read of each file.
 AT_ONCE = 2
 
@@ -69,9 +71,11 @@ def timed_build(server: SlowHttpServer, output: Path, scheduler: str) -> tuple[B
     return result, time.monotonic() - started
 
 
+@pytest.mark.skipif(not IS_TIMED, reason="set LRSTREAM_CLUSTER_TIMES=1 to compare times")
 def test_two_workers_write_the_same_bytes_in_less_time(
     root: Path, cluster: DaskCluster, tmp_path: Path
 ) -> None:
+    cluster.one_worker()
     with SlowHttpServer(root, 0.15) as server:
         build_dataset(server.url, output=tmp_path / "single.npz")
         server.forget()
@@ -79,24 +83,20 @@ def test_two_workers_write_the_same_bytes_in_less_time(
         assert server.most_at_once == AT_ONCE
         assert (one.files, one.requests, len(server.reads)) == (NUM_FILES, NUM_FILES, NUM_FILES)
         server.forget()
-        second = cluster.start_worker()
-        cluster.wait_for_workers(2)
+        cluster.second_worker()
         two, two_s = timed_build(server, tmp_path / "two.npz", cluster.address)
         assert server.most_at_once == 2 * AT_ONCE
         assert (two.reused, len(server.reads)) == (0, NUM_FILES)
         print(f"one worker {one_s:.2f} s, two workers {two_s:.2f} s, ratio {two_s / one_s:.2f}")
-        cluster.kill(second)
-        cluster.wait_for_workers(1)
     single = (tmp_path / "single.npz").read_bytes()
     assert (tmp_path / "one.npz").read_bytes() == single
     assert (tmp_path / "two.npz").read_bytes() == single
-    # 20 rounds of reads against 10; what remains besides is the same for both.
+    # 24 rounds of reads against 12; what remains besides is the same for both.
     assert two_s <= 0.7 * one_s
 
 
 def test_a_killed_worker_is_replaced_by_the_other(root: Path, cluster: DaskCluster, tmp_path: Path) -> None:
-    victim = cluster.start_worker()
-    cluster.wait_for_workers(2)
+    victim = cluster.second_worker()
     with SlowHttpServer(root, 0.0) as server:
         build_dataset(server.url, output=tmp_path / "single.npz")
         server.forget()
@@ -124,6 +124,7 @@ def test_ctrl_c_leaves_nothing_running_and_the_build_can_be_continued(
 ) -> None:
     from distributed import Client
 
+    cluster.one_worker()
     with SlowHttpServer(root, 0.1) as server:
         command = ["build", server.url, "-o", str(tmp_path / "x.npz"), "--workers", "2", "--json"]
         command += ["--scheduler", cluster.address]
@@ -134,7 +135,7 @@ def test_ctrl_c_leaves_nothing_running_and_the_build_can_be_continued(
             text=True,
             env=dict(os.environ),
         )
-        wait_for(lambda: len(server.reads) >= 20)
+        wait_for(lambda: len(server.reads) >= NUM_FILES * 5 // 8)
         child.send_signal(signal.SIGINT)
         out, err = child.communicate(timeout=60)
         num_read = len(server.reads)
@@ -147,10 +148,10 @@ def test_ctrl_c_leaves_nothing_running_and_the_build_can_be_continued(
             wait_for(lambda: not any(client.call_stack().values()), 10)
         time.sleep(0.3)
         assert len(server.reads) == num_read < NUM_FILES
+        assert server.most_at_once == AT_ONCE
         server.forget()
-        outcome = run_process(*command)
-        assert outcome.code == 0, outcome.err
-        reused = outcome.document()["result"]["reused"]
+        server.latency_s = 0.0
+        reused = build_dataset(server.url, output=tmp_path / "x.npz", scheduler=cluster.address).reused
         assert reused > 0
         assert len(server.reads) == NUM_FILES - reused
         build_dataset(server.url, output=tmp_path / "single.npz")
@@ -255,12 +256,12 @@ def test_a_scheduler_that_dies_on_the_way(root: Path, tmp_path: Path) -> None:
         doomed.wait_for_workers(1)
 
         def kill() -> None:
-            wait_for(lambda: len(server.reads) >= 12)
+            wait_for(lambda: len(server.reads) >= 6)
             doomed.kill(doomed.scheduler_process())
 
         killer = threading.Thread(target=kill)
         killer.start()
-        with pytest.raises(ClusterError, match=r"was lost; \d+ of 40 video files had been indexed"):
+        with pytest.raises(ClusterError, match=rf"was lost; \d+ of {NUM_FILES} video files had been indexed"):
             build_dataset(server.url, output=tmp_path / "x.npz", workers=2, scheduler=doomed.address)
         killer.join()
     assert not (tmp_path / "x.npz").exists()

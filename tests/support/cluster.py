@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -66,8 +67,22 @@ class DaskCluster:
             "--host", "127.0.0.1", "--local-directory", str(self._directory),
         )  # fmt: skip
 
+    def second_worker(self) -> subprocess.Popen[bytes]:
+        """The second worker: the one that runs, or a new one. Both have joined afterwards."""
+        running = [process for process in self._processes[1:] if process.poll() is None]
+        second = running[1] if len(running) > 1 else self.start_worker()
+        self.wait_for_workers(2)
+        return second
+
+    def one_worker(self) -> None:
+        """Leave only the first worker."""
+        for process in self._processes[2:]:
+            if process.poll() is None:
+                self.kill(process)
+        self.wait_for_workers(1)
+
     def wait_for_workers(self, count: int) -> None:
-        """Wait until exactly `count` workers have joined."""
+        """Wait until exactly `count` workers have joined, and can begin at once."""
         from distributed import Client
 
         with Client(self.address, set_as_default=False, timeout=_START_TIMEOUT_S) as client:
@@ -75,6 +90,8 @@ class DaskCluster:
             while len(client.nthreads()) != count:
                 assert time.monotonic() < limit, self.logs()
                 time.sleep(0.05)
+            # Importing takes longer than what tests give them to do.
+            client.run(importlib.import_module, "lrstream.sidecar.cluster_task")
 
     def scheduler_process(self) -> subprocess.Popen[bytes]:
         """The scheduler."""

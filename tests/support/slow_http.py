@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import time
@@ -91,7 +92,8 @@ class SlowHttpServer:
         request.send_header("Content-Length", str(stop - start))
         request.end_headers()
         if with_body:
-            request.wfile.write(data[start:stop])
+            with contextlib.suppress(ConnectionError):  # a client that was killed
+                request.wfile.write(data[start:stop])
 
     def _delay(self, path: str) -> None:
         with self._lock:

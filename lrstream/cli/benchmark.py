@@ -61,7 +61,7 @@ Exit status 3 if a frame is missing, comes twice, or has another frame's picture
 """,
     (
         "lrstream benchmark loader --demo",
-        "lrstream benchmark loader ./demo --workers 4 --batch-size 64",
+        "lrstream benchmark loader OWNER/NAME --workers 4 --batch-size 64",
         "lrstream benchmark loader ./demo --samples 200 --consumer-rate 500 --plot loader.html",
         "lrstream benchmark loader OWNER/NAME --strategy gop --seconds 60 --json",
     ),

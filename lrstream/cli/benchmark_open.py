@@ -50,7 +50,7 @@ itself is found, or built where there is none, as training would do it.
 {COMPARISON_HELP}""",
     (
         "lrstream benchmark open ./demo",
-        "lrstream benchmark open ./demo --world-size 2 --workers 2 --json",
+        "lrstream benchmark open OWNER/NAME --world-size 2 --workers 2 --json",
         "lrstream benchmark open OWNER/NAME --world-size 64 --workers 8 --plot open.html",
     ),
 )

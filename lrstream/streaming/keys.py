@@ -22,6 +22,7 @@ UInt64Array = npt.NDArray[np.uint64]
 
 _LOW_HALF = np.uint64(0xFFFF_FFFF)
 _HALF_BITS = np.uint64(32)
+_FEW_WORDS = 64
 
 
 def scale_to_range(raw: UInt64Array, size: int) -> UInt64Array:
@@ -34,6 +35,8 @@ def scale_to_range(raw: UInt64Array, size: int) -> UInt64Array:
     Returns:
         uint64 of the same shape, `raw * size >> 64`; monotonic in `raw`, and uniform but for 2**-64.
     """
+    if raw.size <= _FEW_WORDS:  # the product itself takes less time than so many operations on arrays
+        return np.array([word * size >> 64 for word in raw.ravel().tolist()], np.uint64).reshape(raw.shape)
     raw_high, raw_low = raw >> _HALF_BITS, raw & _LOW_HALF
     size_high, size_low = np.uint64(size >> 32), np.uint64(size & 0xFFFF_FFFF)
     # Each partial sum stays below 2**64: (2**32 - 1)**2 + (2**32 - 1) < 2**64.

@@ -110,7 +110,9 @@ class RemainingStrategy(PoolStrategy):
 
     def __init__(self, random: RandomKeys) -> None:
         self._random = random
-        self._keys: UInt64Array = np.empty(0, dtype=np.uint64)  # ascending
+        # In order of admission, not of keys: only those that leave are sorted, which is cheaper than to
+        # keep all of them in order.
+        self._keys: UInt64Array = np.empty(0, dtype=np.uint64)
         self._codes = np.empty(0, dtype=np.int64)  # episode << 32 | frame, beside the keys
         self._newcomers: list[tuple[UInt64Array, npt.NDArray[np.int64]]] = []
         self._ends: list[tuple[int, int, int]] = []  # heap: (largest key, admission number, episode)
@@ -126,35 +128,20 @@ class RemainingStrategy(PoolStrategy):
         self._num_admitted += 1
 
     def draw(self) -> Draw:
-        self._merge_newcomers()
+        if self._newcomers:
+            self._keys = np.concatenate([self._keys, *(keys for keys, _ in self._newcomers)])
+            self._codes = np.concatenate([self._codes, *(codes for _, codes in self._newcomers)])
+            self._newcomers.clear()
         event = self._ends[0][0]
         exhausted = []
         while self._ends and self._ends[0][0] == event:
             exhausted.append(heapq.heappop(self._ends)[2])
-        stop = int(np.searchsorted(self._keys, np.uint64(event), side="right"))
-        codes = self._codes[:stop]
-        self._keys, self._codes = self._keys[stop:], self._codes[stop:]
+        leave = self._keys <= np.uint64(event)
+        codes = self._codes[leave][np.argsort(self._keys[leave], kind="stable")]
+        stay = ~leave
+        self._keys, self._codes = self._keys[stay], self._codes[stay]
         self._advance(event)
         return Draw((codes >> 32).astype(np.int32), (codes & 0xFFFF_FFFF).astype(np.int32), tuple(exhausted))
-
-    def _merge_newcomers(self) -> None:
-        """Put the keys of new episodes into the ascending order of the others."""
-        if not self._newcomers:
-            return
-        new_keys = np.concatenate([keys for keys, _ in self._newcomers])
-        new_codes = np.concatenate([codes for _, codes in self._newcomers])
-        self._newcomers.clear()
-        order = np.argsort(new_keys, kind="stable")
-        new_keys, new_codes = new_keys[order], new_codes[order]
-        # Sorting everything again would cost far more than this merge of two sorted arrays.
-        slots = np.searchsorted(self._keys, new_keys, side="right") + np.arange(len(new_keys))
-        is_old = np.ones(len(self._keys) + len(new_keys), dtype=bool)
-        is_old[slots] = False
-        keys = np.empty(len(is_old), dtype=np.uint64)
-        codes = np.empty(len(is_old), dtype=np.int64)
-        keys[slots], codes[slots] = new_keys, new_codes
-        keys[is_old], codes[is_old] = self._keys, self._codes
-        self._keys, self._codes = keys, codes
 
     def _advance(self, event: int) -> None:
         """Move the lower end of the interval to the key just drawn, and widen the interval if short."""

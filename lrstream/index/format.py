@@ -149,21 +149,19 @@ def track_from_row(row: dict[str, Any]) -> TrackIndex:
         raise SidecarError(
             f"The mapped index holds {len(row['pts_data'])} bytes of times for {count} samples."
         )
-    samples = MappedSamples(
-        StoredSamples(
-            num_samples=count,
-            num_sync=num_sync,
-            sync_first=row["sync_first"],
-            timescale=row["timescale"],
-            offsets_contiguous=row["offsets_contiguous"],
-            pts_offset_s=row["pts_offset_s"] if row["pts_derived"] else None,
-            pts_data=row["pts_data"],
-            arrays=arrays,
-        )
+    stored = StoredSamples(
+        num_samples=count,
+        num_sync=num_sync,
+        sync_first=row["sync_first"],
+        timescale=row["timescale"],
+        offsets_contiguous=row["offsets_contiguous"],
+        pts_offset_s=row["pts_offset_s"] if row["pts_derived"] else None,
+        pts_data=row["pts_data"],
+        arrays=arrays,
     )
-    _check_bounds(samples, arrays, row)
+    _check_bounds(stored, row)
     scalars = {name: row[name] for name in (*_SCALARS, *_SHARED)}
-    return TrackIndex(file_path=row["path"], **scalars, samples=samples)
+    return TrackIndex(file_path=row["path"], **scalars, samples=MappedSamples(stored))
 
 
 def identity_checksum(identity: SidecarIdentity) -> str:
@@ -209,13 +207,14 @@ def derivable_offset_s(samples: SampleTable, timescale: int) -> float | None:
     return None
 
 
-def _check_bounds(samples: SampleTable, arrays: dict[str, EncodedArray], row: dict[str, Any]) -> None:
+def _check_bounds(stored: StoredSamples, row: dict[str, Any]) -> None:
     """Nothing that is read later may lie outside its file: a damaged index must not pass for a good one.
 
     From the stored form alone, and every array is found to fit its description, so that widening one
     later cannot fail.
     """
-    count, steps = row["num_samples"], row["num_sync"] - 1
+    arrays, count, steps = stored.arrays, stored.num_samples, stored.num_sync - 1
+    samples = MappedSamples(stored)  # what has to be widened for the check is not kept
     for name in ("durations", "compositions"):
         summarize(arrays[name], count)
     sizes, offsets = summarize(arrays["sizes"], count), summarize(arrays["offsets"], count)

@@ -308,3 +308,45 @@ def test_presentation_times_are_exact_for_ntsc_clocks(tmp_path: Path, home: Path
     write_archive(tmp_path / "x.npz", identity_of([track]), [track])
     found = mapped(tmp_path / "x.npz", home).track(track.file_path)
     np.testing.assert_array_equal(found.samples.pts_s, track.samples.pts_s, strict=True)
+
+
+def test_arrays_are_made_when_they_are_looked_at(archive: Path, home: Path, tracks: list[TrackIndex]) -> None:
+    index = mapped(archive, home)
+    samples = index.track(tracks[2].file_path).samples
+    assert samples.num_samples == tracks[2].samples.num_samples
+    assert samples._made == {}  # type: ignore[attr-defined]
+    assert samples.sizes_bytes is samples.sizes_bytes
+    assert set(samples._made) == {"sizes"}  # type: ignore[attr-defined]
+
+
+def test_a_record_outlives_its_index_and_travels(archive: Path, home: Path, tracks: list[TrackIndex]) -> None:
+    index = mapped(archive, home)
+    records = [index.track(track.file_path) for track in tracks]
+    index.close()
+    del index
+    for record, track in zip(records, tracks, strict=True):
+        assert_same_track(pickle.loads(pickle.dumps(record)), track)
+        assert_same_track(record, track)
+
+
+def test_pages_are_given_back(tmp_path: Path, home: Path) -> None:
+    """Far more records than are read between two times of that, twice: still the same."""
+    tracks = make_tracks(60, num_samples=400)
+    write_archive(tmp_path / "x.npz", identity_of(tracks), tracks)
+    index = mapped(tmp_path / "x.npz", home)
+    for _ in range(2):
+        for track in tracks:
+            assert_same_track(index.track(track.file_path), track)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_conversion_by_any_number_of_threads_gives_the_same_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    tracks = make_tracks(40, num_samples=50)
+    write_archive(tmp_path / "x.npz", identity_of(tracks), tracks)
+    expected = mapped(tmp_path / "x.npz", tmp_path / "one").path.read_bytes()
+    monkeypatch.setattr("lrstream.index.convert._usable_processors", lambda: workers)
+    monkeypatch.setattr("lrstream.index.convert._AHEAD_BYTES", 1)  # each by itself
+    found = mapped(tmp_path / "x.npz", tmp_path / "two").path.read_bytes()
+    assert found == expected

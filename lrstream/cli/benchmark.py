@@ -46,9 +46,8 @@ LOADER_TEXTS = Texts(
     f"""\
 Stream an epoch through a DataLoader, check that every frame arrives exactly once, and say what limits.
 
-Each stage is given by itself (fetching, decoding, assembly), beside a bare decoder: the same frames, from
-memory, in a plain loop, in the same run. Nothing can be faster than that, so the ratio is what the loader
-itself costs.
+Each stage is given by itself (fetching, decoding, assembly), beside a bare decoder: frames of the run, from
+memory, in a plain loop, in the same run. The ratio of the two says what the loader itself costs.
 
 With --demo a small dataset is written into a temporary folder first, with pictures that say which frame
 they are. It is indexed, validated and streamed, and each picture must be the one of its row. Nothing is

@@ -1,4 +1,4 @@
-"""What decoding alone costs: the bound that no loader can pass.
+"""What decoding alone costs: the bound for a loader.
 
 Packets that lie in memory go through a decoder and become channel-first tensors, in one thread, in a plain
 loop: no plan, no queue, no rows, no batch. What the loader takes per sample beyond this is its own cost.

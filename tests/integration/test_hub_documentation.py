@@ -44,13 +44,12 @@ def blocks(name: str, language: str) -> list[str]:
 def test_publish_a_sidecar(hub: LoopbackHub, tmp_path: Path) -> None:
     lines = [line for block in blocks("publish-a-sidecar.md", "sh") for line in block.splitlines()]
     commands = [words for line in lines if (words := shlex.split(line, comments=True))[:1] == ["lrstream"]]
-    assert len(commands) == 7
+    assert len(commands) == 8
     for words in commands:
         outcome = run_process(*words[1:], env=hub.env(hub.write_token, home=tmp_path / "home"), cwd=tmp_path)
         assert outcome.code == 0, f"{words}\n{outcome.out}\n{outcome.err}"
-    assert (
-        len([path for path in hub.dataset_files("OWNER/NAME", "lerobot-sidecars") if "sidecars" in path]) == 1
-    )
+    published = [path for path in hub.dataset_files("OWNER/NAME", "lerobot-sidecars") if "sidecars" in path]
+    assert sorted(path.partition(".")[2] for path in published) == ["checksums.arrow", "npz"]
     assert len([path for path in hub.bucket_files("OWNER/BUCKET") if "mp4-sidecars" in path]) == 2
 
 

@@ -8,23 +8,30 @@ import typer
 
 from lrstream.cli.benchmark_text import (
     COMPARISON_HELP,
+    BudgetOption,
     Check,
     CompareOption,
     EpisodesOption,
     PlotOption,
+    PrefetchOption,
+    ProcessConnectionsOption,
     ReservoirOption,
     Strategy,
+    StrategyOption,
     load,
     milliseconds,
     or_unknown,
     rate,
     run_benchmark,
+    show_limit,
 )
 from lrstream.cli.options import (
+    BatchSizeOption,
     CacheDirOption,
     CommonOptions,
     DebugOption,
     JsonOption,
+    PoolOption,
     QuietOption,
     RepoType,
     RepoTypeOption,
@@ -97,18 +104,8 @@ def loader(
     workers: Annotated[
         int, typer.Option("--workers", metavar="N", min=0, help="DataLoader workers.", show_default=True)
     ] = 2,
-    batch_size: Annotated[
-        int, typer.Option("--batch-size", metavar="N", min=1, help="Samples of a batch.", show_default=True)
-    ] = 16,
-    strategy: Annotated[
-        Strategy,
-        typer.Option(
-            "--strategy",
-            metavar="|".join(Strategy),
-            help="How frames are drawn from the pool of episodes.",
-            show_default=True,
-        ),
-    ] = Strategy.remaining,
+    batch_size: BatchSizeOption = 16,
+    strategy: StrategyOption = Strategy.remaining,
     episodes: EpisodesOption = None,
     decode_threads: Annotated[
         int,
@@ -120,35 +117,11 @@ def loader(
             show_default=True,
         ),
     ] = 2,
-    prefetch: Annotated[
-        int,
-        typer.Option(
-            "--prefetch",
-            metavar="N",
-            min=0,
-            help="Episodes that each worker fetches ahead of its pool.",
-            show_default=True,
-        ),
-    ] = 8,
-    pool: Annotated[
-        int | None,
-        typer.Option(
-            "--pool", metavar="N", min=1, help="Episodes that each worker mixes (default: 32 / workers)."
-        ),
-    ] = None,
-    budget: Annotated[
-        float,
-        typer.Option(
-            "--budget", metavar="GB", help="Byte budget of the rank; 1 GB is 2**30 bytes.", show_default=True
-        ),
-    ] = 8.0,
+    prefetch: PrefetchOption = 8,
+    pool: PoolOption = None,
+    budget: BudgetOption = 8.0,
     reservoir: ReservoirOption = 2.0,
-    connections: Annotated[
-        int | None,
-        typer.Option(
-            "--connections", metavar="N", min=1, help="HTTP connections of each process (default: 32)."
-        ),
-    ] = None,
+    connections: ProcessConnectionsOption = None,
     samples: Annotated[
         int | None, typer.Option("--samples", metavar="N", min=1, help="End after so many samples.")
     ] = None,
@@ -248,10 +221,7 @@ def _show(screen: Screen, report: LoaderBenchmark) -> None:
         rows.append(("ratio", _ratio(report.ceiling_ratio), _ratio(report.ceiling_cpu_ratio)))
     names = ("samples/s", "CPU ms/sample")
     screen.table([Column("stage alone"), *(Column(name, is_number=True) for name in names)], rows)
-    screen.line()
-    screen.line(f"Limited by {report.limit.stage}: {report.limit.reason}.")
-    for line in report.limit.advice:
-        screen.line(f"  hint: {line}")
+    show_limit(screen, report.limit)
     for problem in report.problems:
         screen.problem(problem)
     if not report.problems:

@@ -10,6 +10,7 @@ from lrstream.cli.benchmark_text import (
     COMPARISON_HELP,
     Check,
     CompareOption,
+    ConnectionsOption,
     PlotOption,
     load,
     rate,
@@ -81,10 +82,7 @@ def build(
     workers: Annotated[
         int, typer.Option("--workers", metavar="N", min=1, help="Videos indexed at once.", show_default=True)
     ] = 16,
-    connections: Annotated[
-        int | None,
-        typer.Option("--connections", metavar="N", min=1, help="HTTP connections (default: 32)."),
-    ] = None,
+    connections: ConnectionsOption = None,
     compare: CompareOption = None,
     plot: PlotOption = None,
     repo_type: RepoTypeOption = RepoType.dataset,

@@ -10,6 +10,7 @@ from lrstream.cli.benchmark_text import (
     COMPARISON_HELP,
     Check,
     CompareOption,
+    ConnectionsOption,
     EpisodesOption,
     PlotOption,
     load,
@@ -26,6 +27,7 @@ from lrstream.cli.options import (
     RepoType,
     RepoTypeOption,
     RevisionOption,
+    SeedOption,
     SourceArgument,
     Texts,
     VerboseOption,
@@ -81,17 +83,14 @@ def fetch(
         int,
         typer.Option("--at-once", metavar="N", min=1, help="Episodes fetched at once.", show_default=True),
     ] = 16,
-    connections: Annotated[
-        int | None,
-        typer.Option("--connections", metavar="N", min=1, help="HTTP connections (default: 32)."),
-    ] = None,
+    connections: ConnectionsOption = None,
     subranges: Annotated[
         int,
         typer.Option(
             "--subranges", metavar="N", min=1, help="Parallel parts of a read over HTTP.", show_default=True
         ),
     ] = 1,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed.", show_default=True)] = 0,
+    seed: SeedOption = 0,
     compare: CompareOption = None,
     plot: PlotOption = None,
     repo_type: RepoTypeOption = RepoType.dataset,
@@ -105,7 +104,7 @@ def fetch(
     """Parse, measure, render."""
 
     def measure(progress: ProgressLine, check: Check) -> FetchBenchmark:
-        from lrstream.commands.benchmark_common import DatasetFacts, choose_episodes
+        from lrstream.commands.benchmark_common import choose_episodes
         from lrstream.commands.benchmark_fetch import FetchOptions, benchmark_fetch
 
         options = FetchOptions(
@@ -116,9 +115,7 @@ def fetch(
             subranges=subranges,
             seed=seed,
         )
-        chosen = choose_episodes(source, episodes, repo_type=repo_type.value, revision=revision)
-        if check is not None:
-            check(DatasetFacts.of(*chosen).digest)
+        chosen = choose_episodes(source, episodes, repo_type=repo_type.value, revision=revision, check=check)
         return benchmark_fetch(chosen, options, progress=progress)
 
     run_benchmark(

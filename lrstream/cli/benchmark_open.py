@@ -91,12 +91,10 @@ def open_(
     """Parse, measure, render."""
 
     def measure(progress: ProgressLine, check: Check) -> OpenBenchmark:
-        from lrstream.commands.benchmark_common import DatasetFacts, choose_episodes
+        from lrstream.commands.benchmark_common import choose_episodes
         from lrstream.commands.benchmark_open import OpenOptions, benchmark_open
 
-        chosen = choose_episodes(source, episodes, repo_type=repo_type.value, revision=revision)
-        if check is not None:
-            check(DatasetFacts.of(*chosen).digest)
+        chosen = choose_episodes(source, episodes, repo_type=repo_type.value, revision=revision, check=check)
         return benchmark_open(chosen, OpenOptions(episodes, world_size, workers), progress=progress)
 
     run_benchmark(

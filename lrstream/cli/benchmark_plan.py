@@ -9,28 +9,38 @@ import typer
 
 from lrstream.cli.benchmark_text import (
     COMPARISON_HELP,
+    BudgetOption,
     Check,
     CompareOption,
     EpisodesOption,
     PlotOption,
+    PrefetchOption,
+    ProcessConnectionsOption,
     ReservoirOption,
     Strategy,
+    StrategyOption,
     milliseconds,
     rate,
     run_benchmark,
+    show_limit,
 )
 from lrstream.cli.options import (
+    BatchSizeOption,
     CacheDirOption,
     CommonOptions,
     DebugOption,
+    EpochOption,
     JsonOption,
+    PoolOption,
     QuietOption,
     RepoType,
     RepoTypeOption,
     RevisionOption,
+    SeedOption,
     SourceArgument,
     Texts,
     VerboseOption,
+    WorldSizeOption,
 )
 from lrstream.cli.progress import ProgressLine
 from lrstream.cli.screen import Column, Screen, count, megabytes
@@ -97,62 +107,26 @@ def plan(
     workers: Annotated[
         int, typer.Option("--workers", metavar="N", min=0, help="DataLoader workers.", show_default=True)
     ] = 2,
-    batch_size: Annotated[
-        int, typer.Option("--batch-size", metavar="N", min=1, help="Samples of a batch.", show_default=True)
-    ] = 16,
-    strategy: Annotated[
-        Strategy,
-        typer.Option(
-            "--strategy",
-            metavar="|".join(Strategy),
-            help="How frames are drawn from the pool of episodes.",
-            show_default=True,
-        ),
-    ] = Strategy.remaining,
+    batch_size: BatchSizeOption = 16,
+    strategy: StrategyOption = Strategy.remaining,
     episodes: EpisodesOption = None,
-    world_size: Annotated[
-        int, typer.Option("--world-size", metavar="N", min=1, help="Ranks.", show_default=True)
-    ] = 1,
+    world_size: WorldSizeOption = 1,
     rank: Annotated[
         int, typer.Option("--rank", metavar="N", min=0, help="The one to simulate.", show_default=True)
     ] = 0,
-    pool: Annotated[
-        int | None,
-        typer.Option(
-            "--pool", metavar="N", min=1, help="Episodes that each worker mixes (default: 32 / workers)."
-        ),
-    ] = None,
-    prefetch: Annotated[
-        int,
-        typer.Option(
-            "--prefetch",
-            metavar="N",
-            min=0,
-            help="Episodes that each worker fetches ahead of its pool.",
-            show_default=True,
-        ),
-    ] = 8,
-    budget: Annotated[
-        float,
-        typer.Option(
-            "--budget", metavar="GB", help="Byte budget of the rank; 1 GB is 2**30 bytes.", show_default=True
-        ),
-    ] = 8.0,
+    pool: PoolOption = None,
+    prefetch: PrefetchOption = 8,
+    budget: BudgetOption = 8.0,
     reservoir: ReservoirOption = 2.0,
-    connections: Annotated[
-        int | None,
-        typer.Option(
-            "--connections", metavar="N", min=1, help="HTTP connections of each process (default: 32)."
-        ),
-    ] = None,
+    connections: ProcessConnectionsOption = None,
     queue: Annotated[
         int,
         typer.Option(
             "--queue", metavar="N", min=1, help="Samples that each worker keeps ahead.", show_default=True
         ),
     ] = 8,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed.", show_default=True)] = 42,
-    epoch: Annotated[int, typer.Option("--epoch", metavar="N", min=0, help="Epoch.", show_default=True)] = 0,
+    seed: SeedOption = 42,
+    epoch: EpochOption = 0,
     compare: CompareOption = None,
     plot: PlotOption = None,
     repo_type: RepoTypeOption = RepoType.dataset,
@@ -166,7 +140,7 @@ def plan(
     """Parse, simulate, render."""
 
     def measure(progress: ProgressLine, check: Check) -> PlanBenchmark:
-        from lrstream.commands.benchmark_common import DatasetFacts, choose_episodes
+        from lrstream.commands.benchmark_common import choose_episodes
         from lrstream.commands.benchmark_plan import PlanOptions, benchmark_plan
 
         options = PlanOptions(
@@ -189,9 +163,7 @@ def plan(
             seed=seed,
             epoch=epoch,
         )
-        chosen = choose_episodes(source, episodes, repo_type=repo_type.value, revision=revision)
-        if check is not None:
-            check(DatasetFacts.of(*chosen).digest)
+        chosen = choose_episodes(source, episodes, repo_type=repo_type.value, revision=revision, check=check)
         return benchmark_plan(chosen, options)
 
     run_benchmark(
@@ -237,7 +209,4 @@ def _show(screen: Screen, report: PlanBenchmark) -> None:
             )
         ],
     )
-    screen.line()
-    screen.line(f"Limited by {report.limit.stage}: {report.limit.reason}.")
-    for line in report.limit.advice:
-        screen.line(f"  hint: {line}")
+    show_limit(screen, report.limit)

@@ -19,23 +19,30 @@ from lrstream.errors import LrstreamError
 
 if TYPE_CHECKING:
     from lrstream.commands.benchmark_charts import Chart
+    from lrstream.commands.benchmark_common import Limit
     from lrstream.commands.benchmark_compare import Comparison
 
 __all__ = [
     "COMPARISON_HELP",
+    "BudgetOption",
     "Check",
     "CompareOption",
+    "ConnectionsOption",
     "EpisodesOption",
     "PlotOption",
+    "PrefetchOption",
+    "ProcessConnectionsOption",
     "Report",
     "ReservoirOption",
     "Strategy",
+    "StrategyOption",
     "amount",
     "load",
     "milliseconds",
     "or_unknown",
     "rate",
     "run_benchmark",
+    "show_limit",
 ]
 
 
@@ -61,6 +68,39 @@ ReservoirOption = Annotated[
         help="Decoded pictures that the rank keeps with strategy gop; 1 GB is 2**30 bytes.",
         show_default=True,
     ),
+]
+StrategyOption = Annotated[
+    Strategy,
+    typer.Option(
+        "--strategy",
+        metavar="|".join(Strategy),
+        help="How frames are drawn from the pool of episodes.",
+        show_default=True,
+    ),
+]
+PrefetchOption = Annotated[
+    int,
+    typer.Option(
+        "--prefetch",
+        metavar="N",
+        min=0,
+        help="Episodes that each worker fetches ahead of its pool.",
+        show_default=True,
+    ),
+]
+BudgetOption = Annotated[
+    float,
+    typer.Option(
+        "--budget", metavar="GB", help="Byte budget of the rank; 1 GB is 2**30 bytes.", show_default=True
+    ),
+]
+ProcessConnectionsOption = Annotated[
+    int | None,
+    typer.Option("--connections", metavar="N", min=1, help="HTTP connections of each process (default: 32)."),
+]
+ConnectionsOption = Annotated[
+    int | None,
+    typer.Option("--connections", metavar="N", min=1, help="HTTP connections (default: 32)."),
 ]
 CompareOption = Annotated[
     Path | None,
@@ -195,6 +235,14 @@ def milliseconds(seconds: float) -> str:
 def or_unknown(value: int | None, text: Callable[[int], str]) -> str:
     """A figure that not every system tells."""
     return "unknown" if value is None else text(value)
+
+
+def show_limit(screen: Screen, limit: Limit) -> None:
+    """Which stage limits, and what to change."""
+    screen.line()
+    screen.line(f"Limited by {limit.stage}: {limit.reason}.")
+    for line in limit.advice:
+        screen.line(f"  hint: {line}")
 
 
 def load(average: float | None) -> str:

@@ -11,15 +11,19 @@ from lrstream.cli.options import (
     CacheDirOption,
     CommonOptions,
     DebugOption,
+    EpochOption,
     JsonOption,
+    PoolOption,
     QuietOption,
     RepoIdOption,
     RepoType,
     RepoTypeOption,
     RevisionOption,
+    SeedOption,
     SourceArgument,
     Texts,
     VerboseOption,
+    WorldSizeOption,
 )
 from lrstream.cli.output import Answer, jsonable
 from lrstream.cli.progress import ProgressLine
@@ -60,15 +64,8 @@ def budget(
             "--workers", metavar="N", min=0, help="DataLoader workers of a rank.", show_default=True
         ),
     ] = 0,
-    pool: Annotated[
-        int | None,
-        typer.Option(
-            "--pool", metavar="N", min=1, help="Episodes that each worker mixes (default: 32 / workers)."
-        ),
-    ] = None,
-    world_size: Annotated[
-        int, typer.Option("--world-size", metavar="N", min=1, help="Ranks.", show_default=True)
-    ] = 1,
+    pool: PoolOption = None,
+    world_size: WorldSizeOption = 1,
     prefetch: Annotated[
         int,
         typer.Option("--prefetch", metavar="N", min=0, help="Episodes fetched ahead.", show_default=True),
@@ -76,8 +73,8 @@ def budget(
     queue: Annotated[
         int, typer.Option("--queue", metavar="N", min=1, help="decoded_queue_size.", show_default=True)
     ] = 8,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed.", show_default=True)] = 42,
-    epoch: Annotated[int, typer.Option("--epoch", metavar="N", min=0, help="Epoch.", show_default=True)] = 0,
+    seed: SeedOption = 42,
+    epoch: EpochOption = 0,
     repo_id: RepoIdOption = None,
     repo_type: RepoTypeOption = RepoType.dataset,
     revision: RevisionOption = None,

@@ -8,17 +8,22 @@ import typer
 
 from lrstream.cli.inspect_text import findings
 from lrstream.cli.options import (
+    BatchSizeOption,
     CacheDirOption,
     CommonOptions,
     DebugOption,
+    EpochOption,
     JsonOption,
+    PoolOption,
     QuietOption,
     RepoType,
     RepoTypeOption,
     RevisionOption,
+    SeedOption,
     SourceArgument,
     Texts,
     VerboseOption,
+    WorldSizeOption,
 )
 from lrstream.cli.output import Answer, jsonable
 from lrstream.cli.progress import ProgressLine
@@ -44,26 +49,17 @@ Needs the metadata only: no sidecar, no video.
 
 def plan(
     source: SourceArgument,
-    world_size: Annotated[
-        int, typer.Option("--world-size", metavar="N", min=1, help="Ranks.", show_default=True)
-    ] = 1,
+    world_size: WorldSizeOption = 1,
     workers: Annotated[
         int,
         typer.Option(
             "--workers", metavar="N", min=0, help="DataLoader workers of a rank.", show_default=True
         ),
     ] = 0,
-    batch_size: Annotated[
-        int, typer.Option("--batch-size", metavar="N", min=1, help="Samples of a batch.", show_default=True)
-    ] = 64,
-    pool: Annotated[
-        int | None,
-        typer.Option(
-            "--pool", metavar="N", min=1, help="Episodes that each worker mixes (default: 32 / workers)."
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed.", show_default=True)] = 42,
-    epoch: Annotated[int, typer.Option("--epoch", metavar="N", min=0, help="Epoch.", show_default=True)] = 0,
+    batch_size: BatchSizeOption = 64,
+    pool: PoolOption = None,
+    seed: SeedOption = 42,
+    epoch: EpochOption = 0,
     repo_type: RepoTypeOption = RepoType.dataset,
     revision: RevisionOption = None,
     as_json: JsonOption = False,

@@ -14,10 +14,13 @@ from typing import Annotated
 import typer
 
 __all__ = [
+    "BatchSizeOption",
     "CacheDirOption",
     "CommonOptions",
     "DebugOption",
+    "EpochOption",
     "JsonOption",
+    "PoolOption",
     "ProgressMode",
     "ProgressOption",
     "QuietOption",
@@ -25,9 +28,11 @@ __all__ = [
     "RepoType",
     "RepoTypeOption",
     "RevisionOption",
+    "SeedOption",
     "SourceArgument",
     "Texts",
     "VerboseOption",
+    "WorldSizeOption",
 ]
 
 
@@ -87,6 +92,29 @@ RepoIdOption = Annotated[
 RepoTypeOption = Annotated[
     RepoType,
     typer.Option("--repo-type", metavar="dataset|bucket", help="What OWNER/NAME means on the Hub."),
+]
+
+PoolOption = Annotated[
+    int | None,
+    typer.Option(
+        "--pool", metavar="N", min=1, help="Episodes that each worker mixes (default: 32 / workers)."
+    ),
+]
+BatchSizeOption = Annotated[
+    int,
+    typer.Option("--batch-size", metavar="N", min=1, help="Samples of a batch.", show_default=True),
+]
+WorldSizeOption = Annotated[
+    int,
+    typer.Option("--world-size", metavar="N", min=1, help="Ranks.", show_default=True),
+]
+SeedOption = Annotated[
+    int,
+    typer.Option("--seed", metavar="N", min=0, help="Seed.", show_default=True),
+]
+EpochOption = Annotated[
+    int,
+    typer.Option("--epoch", metavar="N", min=0, help="Epoch.", show_default=True),
 ]
 
 

@@ -45,7 +45,12 @@ class ChosenEpisodes(NamedTuple):
 
 
 def choose_episodes(
-    source: str, episodes: str | None, *, repo_type: RepoType, revision: str | None
+    source: str,
+    episodes: str | None,
+    *,
+    repo_type: RepoType,
+    revision: str | None,
+    check: Callable[[str], None] | None = None,
 ) -> ChosenEpisodes:
     """Open a dataset and choose episodes of it.
 
@@ -54,6 +59,7 @@ def choose_episodes(
         episodes: As `parse_episode_spec` takes them; None = all.
         repo_type: What ``OWNER/NAME`` means.
         revision: Branch, tag or commit.
+        check: Gets the digest of what was chosen, and may refuse it.
 
     Raises:
         UsageError: The episodes cannot be understood, or there is none.
@@ -69,7 +75,10 @@ def choose_episodes(
             f"{source} has no episode to measure.",
             hint="Choose episodes that exist ('lrstream inspect dataset' lists them), or another dataset.",
         )
-    return ChosenEpisodes(layout, positions)
+    chosen = ChosenEpisodes(layout, positions)
+    if check is not None:
+        check(DatasetFacts.of(*chosen).digest)
+    return chosen
 
 
 @dataclass(frozen=True, slots=True)

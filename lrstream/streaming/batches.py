@@ -97,7 +97,7 @@ class BatchMemory:
             collate_map: As `torch.utils.data.default_collate` knows it.
             others: Joins values that are no tensors; None = as PyTorch does, which walks into lists.
         """
-        stackable = {key: value for key, value in samples[0].items() if _can_stack(key, value, samples)}
+        stackable = {key: value for key, value in samples[0].items() if _can_stack(samples, key)}
         if not self._may_place or not stackable:
             return _collate_plainly(samples, collate_map, others)
         self._learn(len(samples), stackable)
@@ -202,8 +202,9 @@ def _is_in(lease: Lease, key: str, value: Any) -> bool:
     )
 
 
-def _can_stack(key: str, value: Any, samples: Sequence[Sample]) -> bool:
+def _can_stack(samples: Sequence[Sample], key: str) -> bool:
     """Whether a key holds plain tensors of one shape and type."""
+    value = samples[0][key]
     if type(value) is not torch.Tensor or not BatchLayout.may_hold(value):
         return False
     shape, dtype = value.shape, value.dtype

@@ -108,12 +108,28 @@ class DecoderPool:
         """`decode_pictures` with these decoders."""
         decode_pictures(clip, ranks, sink, self)
 
-    def take(self, config: CodecConfig, *, is_strict: bool) -> Decoder:
-        """A flushed decoder for this configuration; `give` must follow.
+    @contextmanager
+    def lend(self, config: CodecConfig, *, is_strict: bool) -> Iterator[Decoder]:
+        """A decoder for this configuration, flushed, for the duration of the block.
 
         Raises:
             DecodeError: None can be opened.
         """
+        decoder = self._take(config, is_strict)
+        is_reusable = False
+        try:
+            yield decoder
+            decoder.context.flush_buffers()
+            is_reusable = True
+        finally:
+            with self._changed:
+                if is_reusable and not self._is_closed:
+                    self._idle.append(decoder)
+                else:
+                    self._num_open -= 1
+                self._changed.notify()
+
+    def _take(self, config: CodecConfig, is_strict: bool) -> Decoder:
         with self._changed:
             while True:
                 idle = self._idle
@@ -141,32 +157,6 @@ class DecoderPool:
                 self._num_open -= 1
                 self._changed.notify()
             raise
-
-    def give(self, decoder: Decoder, *, is_reusable: bool) -> None:
-        """Take a decoder back.
-
-        Args:
-            decoder: From `take`.
-            is_reusable: Whether it is flushed, and was not stopped by an error.
-        """
-        with self._changed:
-            if is_reusable and not self._is_closed:
-                self._idle.append(decoder)
-            else:
-                self._num_open -= 1
-            self._changed.notify()
-
-    @contextmanager
-    def lend(self, config: CodecConfig, *, is_strict: bool) -> Iterator[Decoder]:
-        """`take` and `give` around a block."""
-        decoder = self.take(config, is_strict=is_strict)
-        is_reusable = False
-        try:
-            yield decoder
-            decoder.context.flush_buffers()
-            is_reusable = True
-        finally:
-            self.give(decoder, is_reusable=is_reusable)
 
     def close(self) -> None:
         """Close all decoders; those that are lent when they come back."""
@@ -295,18 +285,13 @@ def _decode_run(
     while True:
         is_idr = clip.config.codec != "h264" or _holds_idr(clip, first)
         is_strict = is_idr and clip.config.codec in _STRICT_CODECS
-        decoder = pool.take(clip.config, is_strict=is_strict)
-        is_reusable = False
         try:
-            _feed(clip, first, run.stop, missing, positions, sink, decoder)
-            decoder.context.flush_buffers()
-            is_reusable = True
+            with pool.lend(clip.config, is_strict=is_strict) as decoder:
+                _feed(clip, first, run.stop, missing, positions, sink, decoder)
         except (av.error.FFmpegError, NotImplementedError) as error:
             # Only a recovery point may fail where an earlier entry succeeds.
             if is_idr or first == clip.table.sync_samples[0]:
                 raise _refused(clip, first, run.stop, error) from error
-        finally:
-            pool.give(decoder, is_reusable=is_reusable)
         if not missing:
             return
         sync = clip.table.sync_samples

@@ -80,15 +80,8 @@ class PictureConverter:
             )
         if self._may_be_planar(picture.format.name, width, height):
             planes = _scale(self._scaler, picture, "gbrp").planes
-            for channel, place in enumerate(_RGB_PLANES):
-                plane = planes[place]
-                stride = plane.line_size
-                # PyAV's planes are buffers, whatever its stubs say.
-                pixels = np.frombuffer(plane, np.uint8, height * stride)  # type: ignore[call-overload]
-                if stride == width and out.flags.c_contiguous:
-                    out[channel].reshape(-1)[:] = pixels  # one block
-                else:
-                    out[channel] = pixels.reshape(height, stride)[:, :width]
+            for channel, plane in enumerate(_RGB_PLANES):
+                np.copyto(out[channel], _plane_pixels(planes[plane], height, width))
             return
         packed = _scale(self._scaler, picture, "rgb24").planes[0]
         rows = _rows(packed, height)

@@ -84,13 +84,13 @@ class Field(NamedTuple):
 
     Attributes:
         key: Its key.
-        dtype: numpy's name of its type.
+        dtype: Its type.
         shape: Shape of one sample's part.
         offset: Where it begins in the slab, in bytes.
     """
 
     key: str
-    dtype: str
+    dtype: torch.dtype
     shape: tuple[int, ...]
     offset: int
 
@@ -115,9 +115,8 @@ class BatchLayout:
         fields = []
         offset = 0
         for key, value in sample.items():
-            dtype = np.dtype(_DTYPES[value.dtype])
-            fields.append(Field(key, dtype.str, tuple(value.shape), offset))
-            size = num_rows * value.numel() * dtype.itemsize
+            fields.append(Field(key, value.dtype, tuple(value.shape), offset))
+            size = num_rows * value.numel() * value.dtype.itemsize
             offset += -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         return cls(num_rows, tuple(fields), max(offset, _ALIGNMENT_BYTES))
 
@@ -137,18 +136,17 @@ class BatchLayout:
             return False
         for key, dtype, shape, _ in self.fields:
             value = sample.get(key)
-            if value is None or value.shape != shape or np.dtype(_DTYPES[value.dtype]).str != dtype:
+            if value is None or value.shape != shape or value.dtype != dtype:
                 return False
         return True
 
     def arrays(self, memory: NDArray[np.uint8], num_rows: Mapping[str, int]) -> dict[str, NDArray[Any]]:
         """The first rows of the tensors named, as views of a slab."""
         arrays = {}
-        for key, dtype_name, shape, offset in self.fields:
+        for key, dtype, shape, offset in self.fields:
             if (rows := num_rows.get(key)) is not None:
-                dtype = np.dtype(dtype_name)
                 size = rows * math.prod(shape) * dtype.itemsize
-                arrays[key] = memory[offset : offset + size].view(dtype).reshape(rows, *shape)
+                arrays[key] = memory[offset : offset + size].view(_DTYPES[dtype]).reshape(rows, *shape)
         return arrays
 
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import get_worker_info
 
-from lrstream.errors import UsageError
 from lrstream.index.open import open_index
 from lrstream.layout.layout import load_layout, resolve_selection
 from lrstream.layout.projection import narrow_layout
@@ -25,20 +22,20 @@ from lrstream.sidecar.resolve import resolve_sidecar
 from lrstream.storage.location import RepoType, parse_location
 from lrstream.storage.per_process import PerProcess
 from lrstream.storage.store import open_store
-from lrstream.streaming.batches import Placer, Sample
+from lrstream.streaming.batches import Placer
 from lrstream.streaming.checkpoint import Checkpointer, Progress
 from lrstream.streaming.content import content_digest, source_sizes
 from lrstream.streaming.fetch import EpisodeLoader
-from lrstream.streaming.follow import refuse_sharding
 from lrstream.streaming.gop_table import GopTable
-from lrstream.streaming.iteration import DatasetIterator, failing_iterator
+from lrstream.streaming.iterated import IteratedDataset
+from lrstream.streaming.iteration import SampleStream
 from lrstream.streaming.loading import EpisodeShares, Figures
 from lrstream.streaming.meta import DatasetMeta
 from lrstream.streaming.metrics import LoaderMetrics
-from lrstream.streaming.observed import MetricsExport, ObservedDataset
+from lrstream.streaming.observed import MetricsExport
 from lrstream.streaming.partition import PartitionReport, partition_report, rank_share
 from lrstream.streaming.pipeline import EpochPipeline
-from lrstream.streaming.report import BuildNotice, log_interval_s, tell_partition
+from lrstream.streaming.report import BuildNotice, PeriodicReport, log_interval_s, tell_partition
 from lrstream.streaming.samples import ReturnUint8, SampleBuilder
 from lrstream.streaming.settings import (
     LoaderSettings,
@@ -57,7 +54,7 @@ from lrstream.streaming.worker import ProcessReader
 __all__ = ["StreamingLeRobotDataset"]
 
 
-class StreamingLeRobotDataset(ObservedDataset):
+class StreamingLeRobotDataset(IteratedDataset):
     """A LeRobotDataset v3 streamed into training, every selected frame once per epoch.
 
     Samples equal those of LeRobot's map-style `LeRobotDataset` in keys, dtypes, shapes and values. Whole
@@ -316,26 +313,15 @@ class StreamingLeRobotDataset(ObservedDataset):
 
     # -- iteration --------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[Sample]:
-        worker = get_worker_info()
-        number, num_workers = (0, 0) if worker is None else (worker.id, worker.num_workers)
-        try:
-            refuse_sharding(getattr(worker, "dataset", None))
-            progress = self._checkpoint.begin(number, num_workers)
-        except UsageError as error:
-            if worker is None:
-                raise
-            # A worker that lives on would die of an error here, instead of handing it to training.
-            return failing_iterator(error)
-        placer = Placer(self._process.get().batches)
-        return DatasetIterator(
-            partial(self._start_pipeline, placer),
-            progress,
-            number,
-            repeat=self._settings.repeat,
-            after_sample=self._tick,
-            at_end=self._tell,
-        )
+    @property
+    def _repeats(self) -> bool:
+        return self._settings.repeat
+
+    def _streams(self) -> Callable[[Progress], SampleStream | None]:
+        return partial(self._start_pipeline, Placer(self._process.get().batches))
+
+    def _log(self) -> PeriodicReport:
+        return self._process.get().report
 
     def _start_pipeline(self, placer: Placer, progress: Progress) -> EpochPipeline | None:
         if not len(self._positions):
@@ -373,20 +359,6 @@ class StreamingLeRobotDataset(ObservedDataset):
             self._checksums,
             self._require_checksums,
         )
-
-    def _tick(self, progress: Progress) -> None:
-        reader = self._process.get()
-        reader.report.tick(self._who(progress), self.log_interval_s, reader.snapshot)
-        self._export.tick(progress.part, reader.snapshot)
-
-    def _tell(self, progress: Progress) -> None:
-        reader = self._process.get()
-        if self.log_interval_s > 0:
-            reader.report.tell(f"{self._who(progress)} has ended", reader.snapshot())
-        self._export.tell(progress.part, reader.snapshot)
-
-    def _who(self, progress: Progress) -> str:
-        return f"rank {self.rank} worker {progress.part} epoch {progress.state.epoch}"
 
     def _metrics(self) -> LoaderMetrics:
         return self._process.get().metrics
@@ -440,11 +412,3 @@ class StreamingLeRobotDataset(ObservedDataset):
         reader = self._process.drop()
         if reader is not None:
             reader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

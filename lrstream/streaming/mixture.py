@@ -6,22 +6,20 @@ import hashlib
 import json
 import warnings
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import get_worker_info
 
 from lrstream.errors import UsageError
 from lrstream.storage.per_process import PerProcess
-from lrstream.streaming.batches import BatchMemory, Sample
+from lrstream.streaming.batches import BatchMemory
 from lrstream.streaming.checkpoint import Checkpointer, Progress
 from lrstream.streaming.dataset import StreamingLeRobotDataset
-from lrstream.streaming.follow import refuse_sharding
-from lrstream.streaming.iteration import DatasetIterator, failing_iterator
+from lrstream.streaming.iterated import IteratedDataset
+from lrstream.streaming.iteration import SampleStream
 from lrstream.streaming.loading import Figures
 from lrstream.streaming.meta import DatasetMeta
 from lrstream.streaming.metrics import LoaderMetrics
@@ -32,7 +30,7 @@ from lrstream.streaming.mixture_metrics import combined_metrics
 from lrstream.streaming.mixture_pipeline import MixturePipeline
 from lrstream.streaming.mixture_plan import MixtureLaw, no_data_error
 from lrstream.streaming.mixture_settings import checked_length, checked_members, checked_weights, place_of
-from lrstream.streaming.observed import MetricsExport, ObservedDataset
+from lrstream.streaming.observed import MetricsExport
 from lrstream.streaming.partition import PartitionReport
 from lrstream.streaming.planning import DEFAULT_SEED, Frames
 from lrstream.streaming.report import PeriodicReport, log_interval_s, tell_partition
@@ -46,7 +44,7 @@ _KEY_IN_STATE = "mixture"
 _SHARE_DEVIATION = 0.01
 
 
-class MixtureDataset(ObservedDataset):
+class MixtureDataset(IteratedDataset):
     """Several datasets as one stream, for a `DataLoader` without a sampler and without ``shuffle``.
 
     Without weights an epoch has every selected frame of every member exactly once, over all ranks and
@@ -199,24 +197,15 @@ class MixtureDataset(ObservedDataset):
 
     # -- iteration --------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[Sample]:
-        worker = get_worker_info()
-        number, num_workers = (0, 0) if worker is None else (worker.id, worker.num_workers)
-        try:
-            refuse_sharding(getattr(worker, "dataset", None))
-            progress = self._checkpoint.begin(number, num_workers)
-        except UsageError as error:
-            if worker is None:
-                raise
-            return failing_iterator(error)
-        return DatasetIterator(
-            self._start_pipeline,
-            progress,
-            number,
-            repeat=self._settings.repeat,
-            after_sample=self._tick,
-            at_end=self._tell,
-        )
+    @property
+    def _repeats(self) -> bool:
+        return self._settings.repeat
+
+    def _streams(self) -> Callable[[Progress], SampleStream | None]:
+        return self._start_pipeline
+
+    def _log(self) -> PeriodicReport:
+        return self._process.get().report
 
     def _start_pipeline(self, progress: Progress) -> MixturePipeline | None:
         reader = self._process.get()
@@ -277,18 +266,6 @@ class MixtureDataset(ObservedDataset):
                 RuntimeWarning,
                 stacklevel=2,
             )
-
-    def _tick(self, progress: Progress) -> None:
-        self._process.get().report.tick(self._who(progress), self.log_interval_s, self.metrics)
-        self._export.tick(progress.part, self.metrics)
-
-    def _tell(self, progress: Progress) -> None:
-        if self.log_interval_s > 0:
-            self._process.get().report.tell(f"{self._who(progress)} has ended", self.metrics())
-        self._export.tell(progress.part, self.metrics)
-
-    def _who(self, progress: Progress) -> str:
-        return f"rank {self.rank} worker {progress.part} epoch {progress.state.epoch}"
 
     def _metrics(self) -> LoaderMetrics:
         return self._process.get().metrics
@@ -407,14 +384,6 @@ class MixtureDataset(ObservedDataset):
                 pipeline.close()
         for member in self._members.datasets:
             member.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _MixtureReader:

@@ -137,7 +137,7 @@ def ceiling_probe(chosen: ChosenEpisodes, options: LoaderOptions, archive: Path)
                 loader.sizes(positions),
                 options.plan_settings(),
                 options.samples,
-                gops=loader.gops(positions) if options.strategy == "gop" else None,
+                gops=loader.gops(positions) if is_coherent else None,
             )
             yield CeilingProbe(
                 loader,

@@ -137,6 +137,7 @@ def build_dataset(
     path: Path | None = output
     with _cluster(scheduler, workers) as indexer:
         options = BuildOptions(resume=resume, base=base, indexer=indexer)
+        forced = replace(options, reuse=False) if force else options
         if not files and shard is None:
             origin, path = None, None
         elif shard is not None:
@@ -150,7 +151,7 @@ def build_dataset(
                 workers=workers,
                 lock_timeout_s=lock_timeout_s,
                 progress=tell,
-                options=replace(options, reuse=False) if force else options,
+                options=forced,
             )
             report, path = built.build, built.build.path
             files = set(report.identity.paths)
@@ -178,7 +179,7 @@ def build_dataset(
                 workers=workers,
                 lock_timeout_s=lock_timeout_s,
                 progress=tell,
-                options=replace(options, reuse=False) if force else options,
+                options=forced,
                 paths=None if len(files) == len(all_files) else files,
             )
     made = None

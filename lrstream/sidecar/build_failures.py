@@ -30,12 +30,17 @@ class SourceFailure:
     hint: str | None
 
 
-def joint_error(failed: Sequence[tuple[str, LrstreamError]], total: int) -> LrstreamError:
+def joint_error(
+    failed: Sequence[tuple[str, LrstreamError]],
+    total: int,
+    outcome: str = "cannot be indexed; no sidecar was written",
+) -> LrstreamError:
     """One error for all sources that failed.
 
     Args:
         failed: Path and error of each, at least one.
         total: Sources in all.
+        outcome: What that means for them, and for the whole.
 
     Returns:
         The error itself if there is one only; else one of the class they share, which names them. Either has
@@ -55,8 +60,7 @@ def joint_error(failed: Sequence[tuple[str, LrstreamError]], total: int) -> Lrst
         lines.append(f"  and {len(failures) - _LISTED_FAILURES} more")
     hints = list(dict.fromkeys(failure.hint for failure in failures if failure.hint))
     return kind(
-        f"{len(failures)} of {total} video files cannot be indexed; "
-        "no sidecar was written:\n" + "\n".join(lines),
+        f"{len(failures)} of {total} video files {outcome}:\n" + "\n".join(lines),
         hint=" ".join(hints[:3]) or None,
         failures=failures,
     )

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import threading
-import time
 import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lrstream.sidecar.appended import AppendedFile
 from lrstream.sidecar.checksum_file import FileChecksums, checksums_path, snapshot_key
 from lrstream.sidecar.identity import SidecarIdentity
 from lrstream.sidecar.install import storage_errors
@@ -26,7 +25,6 @@ from lrstream.sidecar.journal import JOURNAL_SUFFIX
 __all__ = ["ChecksumJournal", "checksum_journal_path"]
 
 _FORMAT = 1
-_SYNC_EVERY_S = 1.0
 _ARRAYS = {
     "from_s": np.float64,
     "to_s": np.float64,
@@ -66,11 +64,8 @@ class ChecksumJournal:
             "sources": snapshot_key(identity),
         }
         self._lock = threading.Lock()
-        self._descriptor: int | None = None
-        self._synced_at = time.monotonic()
-        self._end = 0
-        with storage_errors(self.path), contextlib.suppress(FileNotFoundError):
-            self._scan()
+        with storage_errors(self.path):
+            self._file = AppendedFile(self.path, self._scan(), _line(self._header))
 
     def keep(self, row: FileChecksums) -> None:
         """Append a file that has just been finished.
@@ -82,58 +77,36 @@ class ChecksumJournal:
         document |= {name: getattr(row, name).tolist() for name in _ARRAYS}
         line = _line(document)
         with self._lock, storage_errors(self.path, needed_bytes=len(line)):
-            if self._descriptor is None:
-                flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
-                self._descriptor = os.open(self.path, flags, 0o666)
-                os.ftruncate(self._descriptor, self._end)
-                if self._end == 0:
-                    self._append(_line(self._header))
-            self._append(line)
+            self._file.append(line)
             self.num_kept += 1
-            if time.monotonic() - self._synced_at >= _SYNC_EVERY_S:
-                os.fsync(self._descriptor)
-                self._synced_at = time.monotonic()
+            self._file.sync_if_due()
 
     def close(self) -> None:
         """Make what is in it durable, and release the file."""
         with self._lock:
-            if self._descriptor is not None:
-                # A disk that fails now has failed the pass as well; the next one reads what is there.
-                with contextlib.suppress(OSError):
-                    os.fsync(self._descriptor)
-                os.close(self._descriptor)
-                self._descriptor = None
+            self._file.close()
 
     def discard(self) -> None:
         """Close and remove it: the companion is there."""
         self.close()
         self.path.unlink(missing_ok=True)
 
-    def _append(self, line: bytes) -> None:
-        assert self._descriptor is not None
-        written = 0
-        try:
-            while written < len(line):
-                written += os.pwrite(self._descriptor, line[written:], self._end + written)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, self._end)
-            raise
-        self._end += len(line)
-
-    def _scan(self) -> None:
-        with self.path.open("rb") as file:
+    def _scan(self) -> int:
+        """Take in what is there; returns the length of its good part."""
+        end = 0
+        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
             if _content(file.readline()) != self._header:
-                return
-            self._end = file.tell()
+                return 0
+            end = file.tell()
             for line in file:
                 document = _content(line)
                 if document is None:
-                    return
-                self._end += len(line)
+                    break
+                end += len(line)
                 arrays = {name: np.array(document[name], dtype=kind) for name, kind in _ARRAYS.items()}
                 row = FileChecksums(document["path"], document["file_size"], **arrays)
                 self.found[row.path] = row
+        return end
 
 
 def _line(document: dict[str, Any]) -> bytes:

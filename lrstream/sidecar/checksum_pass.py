@@ -30,6 +30,7 @@ from lrstream.errors import (
 )
 from lrstream.index.open import SampleIndex
 from lrstream.mp4.span import Span, SpanFinder
+from lrstream.sidecar.build_failures import joint_error
 from lrstream.sidecar.checksum_file import FileChecksums
 from lrstream.sidecar.checksum_journal import ChecksumJournal
 from lrstream.sidecar.checksum_wanted import Intervals
@@ -47,7 +48,6 @@ logger = logging.getLogger(__name__)
 
 _PIECE_BYTES = 4 << 20
 _MAX_FAILURES = 16
-_LISTED_FAILURES = 20
 
 
 class _Stop(Exception):
@@ -129,20 +129,8 @@ class PayloadPass:
 
     def raise_failures(self) -> None:
         """Raise one error for all files that could not be read, if there are any."""
-        if not self.failures:
-            return
-        failures = sorted(self.failures, key=lambda failure: failure[0])
-        error = failures[0][1]
-        if len(failures) == 1:
-            raise error
-        lines = [f"  {path}: {failure.message}" for path, failure in failures[:_LISTED_FAILURES]]
-        if len(failures) > _LISTED_FAILURES:
-            lines.append(f"  and {len(failures) - _LISTED_FAILURES} more")
-        raise type(error)(
-            f"{len(failures)} of {len(self._work)} video files cannot be read; no checksums were written:\n"
-            + "\n".join(lines),
-            hint=error.hint,
-        )
+        if self.failures:
+            raise joint_error(self.failures, len(self._work), "cannot be read; no checksums were written")
 
     def _take(self, todo: Iterator[str], readers: ThreadPoolExecutor) -> None:
         while not self._stop.is_set():

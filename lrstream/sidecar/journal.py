@@ -24,7 +24,6 @@ import logging
 import os
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +33,7 @@ import zstandard
 
 from lrstream.errors import SidecarError
 from lrstream.mp4.track import SampleTable, TrackIndex
+from lrstream.sidecar.appended import AppendedFile
 from lrstream.sidecar.identity import SidecarIdentity, SourceFile
 from lrstream.sidecar.install import storage_errors
 from lrstream.sidecar.manifest import parse_entry, source_entry
@@ -46,7 +46,6 @@ logger = logging.getLogger(__name__)
 JOURNAL_SUFFIX = ".journal"
 
 _FORMAT = 1
-_SYNC_EVERY_S = 1.0
 _LEVEL = 3
 _PREFIX = struct.Struct("<III")
 _SKIPPABLE_MAGIC = 0x184D2A5C  # one of the sixteen that every zstandard reader passes over
@@ -176,9 +175,9 @@ class BuildJournal:
             self._records = JournalRecords(self.path, identity.data_root)
         self.num_found = len(self._records)
         self._lock = threading.Lock()
-        self._descriptor: int | None = None
-        self._end = self._records.good_bytes
-        self._synced_at = time.monotonic()
+        header = {"format": _FORMAT, "data_root": identity.data_root}
+        # A journal of anything else begins anew.
+        self._file = AppendedFile(self.path, self._records.good_bytes, _pack(json.dumps(header).encode()))
         self._num_kept = 0
 
     @property
@@ -203,54 +202,20 @@ class BuildJournal:
             return
         frame = _pack(content)
         with self._lock, storage_errors(self.path, needed_bytes=len(frame)):
-            if self._descriptor is None:
-                self._begin()
-            self._append(frame)
+            self._file.append(frame)
             self._num_kept += 1
-            if time.monotonic() - self._synced_at >= _SYNC_EVERY_S:
-                self._sync()
+            self._file.sync_if_due()
 
     def close(self) -> None:
         """Make what is in it durable, and release the file."""
         with self._lock:
-            if self._descriptor is not None:
-                # A disk that fails now has failed the build as well; the next one reads what is there.
-                with contextlib.suppress(OSError):
-                    self._sync()
-                os.close(self._descriptor)
-                self._descriptor = None
+            self._file.close()
             self._records.close()
 
     def discard(self) -> None:
         """Close and remove it: the archive is there, or nobody wants to continue."""
         self.close()
         self.path.unlink(missing_ok=True)
-
-    def _begin(self) -> None:
-        """Open for writing behind the last good frame; a journal of anything else begins anew."""
-        flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
-        self._descriptor = os.open(self.path, flags, 0o666)
-        os.ftruncate(self._descriptor, self._end)
-        if self._end == 0:
-            header = {"format": _FORMAT, "data_root": self._identity.data_root}
-            self._append(_pack(json.dumps(header).encode()))
-
-    def _append(self, frame: bytes) -> None:
-        assert self._descriptor is not None
-        written = 0
-        try:
-            while written < len(frame):
-                written += os.pwrite(self._descriptor, frame[written:], self._end + written)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, self._end)
-            raise
-        self._end += len(frame)
-
-    def _sync(self) -> None:
-        assert self._descriptor is not None
-        os.fsync(self._descriptor)
-        self._synced_at = time.monotonic()
 
 
 def _pack(content: bytes) -> bytes:

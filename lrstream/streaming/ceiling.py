@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from lrstream.errors import DecodeError
 from lrstream.streaming.clip import Clip
-from lrstream.streaming.decode import decoder_names
+from lrstream.streaming.decode import open_decoder
 from lrstream.streaming.episode import EpisodeRecord
 from lrstream.streaming.pictures import PictureConverter, depth_table
 
@@ -141,14 +141,7 @@ class BareDecoder:
         config = clip.config
         context = self._contexts.get(config)
         if context is None:
-            created = av.CodecContext.create(decoder_names(config.codec)[0], "r")
-            assert isinstance(created, av.VideoCodecContext)
-            context = self._contexts[config] = created
-            context.thread_count = 1
-            context.thread_type = "NONE"
-            context.extradata = config.extradata or None
-            context.width, context.height = config.width, config.height
-            context.open()
+            context = self._contexts[config] = open_decoder(config, is_strict=False)
         return context
 
 

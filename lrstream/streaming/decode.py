@@ -29,7 +29,15 @@ from lrstream.mp4.codec_config import CodecConfig
 from lrstream.streaming.clip import Clip
 from lrstream.streaming.pictures import PictureConverter
 
-__all__ = ["Decoder", "DecoderPool", "PictureSink", "PictureSource", "decode_pictures", "decoder_names"]
+__all__ = [
+    "Decoder",
+    "DecoderPool",
+    "PictureSink",
+    "PictureSource",
+    "decode_pictures",
+    "decoder_names",
+    "open_decoder",
+]
 
 # FFmpeg's decoders for a codec, best first. The native `av1` one is absent on purpose: it only drives
 # hardware, and says "Function not implemented" where there is none (K13).
@@ -151,7 +159,7 @@ class DecoderPool:
             self._num_open += 1
             self._num_opened += 1
         try:
-            return Decoder(config, is_strict, _open_context(config, is_strict), PictureConverter())
+            return Decoder(config, is_strict, open_decoder(config, is_strict=is_strict), PictureConverter())
         except BaseException:
             with self._changed:
                 self._num_open -= 1
@@ -166,7 +174,7 @@ class DecoderPool:
             self._idle.clear()
 
 
-def _open_context(config: CodecConfig, is_strict: bool) -> av.VideoCodecContext:
+def open_decoder(config: CodecConfig, *, is_strict: bool) -> av.VideoCodecContext:
     """Open a decoder.
 
     Raises:

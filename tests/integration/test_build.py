@@ -296,8 +296,9 @@ def test_many_failed_transfers_end_the_build_early(
 
 
 def build_for_ever(root: Path, destination: Path) -> None:
-    store, layout = opened(root)
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        store, layout = opened(root)
         while True:
             build_locked(store, layout, destination=destination, workers=2)
     except KeyboardInterrupt:
@@ -315,7 +316,10 @@ def test_killed_builders_leave_nothing_invalid(
         builder = multiprocessing.get_context("fork").Process(
             target=build_for_ever, args=(demo_dataset.root, destination)
         )
+        # An interrupt before the child has got this far would be taken for one of the tests' own process.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         builder.start()
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         assert builder.pid is not None
         time.sleep(delays.uniform(0.02, 0.2))
         for _ in range(10):

@@ -18,7 +18,6 @@ from lrstream.streaming.fetch import EpisodeLoader
 from lrstream.streaming.gop_table import GopTable
 from lrstream.streaming.metrics import LoaderMetrics
 from lrstream.streaming.planning import PlanSettings, plan_streams
-from lrstream.streaming.pool import AnchorPlan
 
 if TYPE_CHECKING:
     from lrstream.commands.benchmark_report import LoaderOptions
@@ -180,18 +179,10 @@ def planned_anchors(
         if rank != 0:
             break
         places = positions[stream.positions]
-        for episode, frame in _first(stream.plan, share):
-            anchors.setdefault(int(places[episode]), []).append(frame)
+        for episodes, frames in stream.plan.first(share):
+            for position, frame in zip(places[episodes].tolist(), frames.tolist(), strict=True):
+                anchors.setdefault(position, []).append(frame)
     return anchors
-
-
-def _first(plan: AnchorPlan, count: int) -> Iterator[tuple[int, int]]:
-    for block in plan:
-        pairs = zip(block.episode[:count].tolist(), block.frame[:count].tolist(), strict=True)
-        yield from pairs
-        count -= len(block)
-        if count <= 0:
-            return
 
 
 def _spread(values: list[int], count: int) -> list[int]:

@@ -262,16 +262,11 @@ class MixtureMembers:
                             frames=self._frames_of(member, frames, stage.world_size),
                         )
                         left = is_left[member]
-                        for block in stream.plan:
-                            if count <= 0:
-                                break
-                            for episode, frame in zip(
-                                stream.positions[block.episode[:count]].tolist(),
-                                block.frame[:count].tolist(),
-                                strict=True,
+                        for episodes, drawn in stream.plan.first(count):
+                            for position, frame in zip(
+                                stream.positions[episodes].tolist(), drawn.tolist(), strict=True
                             ):
-                                left[episode][frame] = False
-                            count -= len(block)
+                                left[position][frame] = False
             frames = [[np.flatnonzero(kept).astype(np.int32) for kept in own] for own in is_left]
         assert frames is not None
         return frames

@@ -214,6 +214,14 @@ class AnchorPlan:
                 resident_bytes -= self.size_of(episode)
             yield PlanBlock(draw.episode, draw.frame, tuple(admitted), draw.exhausted, draw.entries)
 
+    def first(self, num_anchors: int) -> Iterator[tuple[Int32Array, Int32Array]]:
+        """Episodes and frames of the first anchors, or of all if there are fewer, block by block."""
+        for block in self:
+            if num_anchors <= 0:
+                return
+            yield block.episode[:num_anchors], block.frame[:num_anchors]
+            num_anchors -= len(block)
+
     def _make_strategy(self) -> PoolStrategy:
         if self.strategy != "gop":
             return make_strategy(self.strategy, RandomKeys(_ANCHOR_STREAM, *self._seed_key))

@@ -433,12 +433,8 @@ def remaining_after(
             owned = [plan.num_anchors for _, plan in streams]
             offsets = worker_offsets(stage.num_batches, stage.batch_size, owned, drop_last=stage.drop_last)
             for (positions, plan), delivered in zip(streams, offsets.samples, strict=True):
-                for block in plan:
-                    if delivered <= 0:
-                        break
-                    at = starts[positions[block.episode[:delivered]]] + block.frame[:delivered]
-                    is_left[at] = False
-                    delivered -= len(block)
+                for episode, frame in plan.first(delivered):
+                    is_left[starts[positions[episode]] + frame] = False
         frames = [
             np.flatnonzero(is_left[start:stop]).astype(np.int32)
             for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)

@@ -140,7 +140,7 @@ def _decode_advice(times: EpochTimes, strategy: str, load: float | None) -> tupl
     used = total_cpu_s(times) / times.elapsed_s if times.elapsed_s else 0.0
     if used < _SATURATED * num_usable_cpus():
         if load is not None and load > num_usable_cpus():
-            return ("Other processes keep the processors busy: end them, or measure again later.",)
+            return ("Other processes keep the processors busy: measure again without them.",)
         return ("Raise --decode-threads (decode_threads) or --workers: processors idle.",)
     remedies = ["Use more processors, or shorter GOPs in the videos: all are busy."]
     if strategy != "gop":

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import combinations
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,8 @@ from lrstream.commands.inspect_source import InspectedDataset, SourceOptions, op
 from lrstream.demo import WrittenDataset
 from lrstream.errors import ByteBudgetError, UsageError
 from lrstream.mp4.synthesis import mini_mp4
-from lrstream.streaming import dataset as dataset_module
 from lrstream.streaming.dataset import StreamingLeRobotDataset
+from tests.support.workers import as_worker
 
 GIB = 2**30
 
@@ -40,7 +39,6 @@ def largest_bytes(dataset: WrittenDataset) -> int:
 
 def peak_of_a_run(
     dataset: WrittenDataset,
-    monkeypatch: pytest.MonkeyPatch,
     *,
     worker: int = 0,
     num_workers: int = 0,
@@ -48,10 +46,11 @@ def peak_of_a_run(
     **options: Any,
 ) -> int:
     """Most bytes that the loader's own cache had reserved at one time in an epoch of one worker."""
-    info = SimpleNamespace(id=worker, num_workers=num_workers) if num_workers else None
-    monkeypatch.setattr(dataset_module, "get_worker_info", lambda: info)
     peak = 0
-    with StreamingLeRobotDataset(str(dataset.root), return_uint8=True, **options) as loader:
+    with (
+        StreamingLeRobotDataset(str(dataset.root), return_uint8=True, **options) as loader,
+        as_worker(loader, worker, num_workers),
+    ):
         loader.set_epoch(epoch)
         for _ in loader:
             peak = max(peak, loader.metrics()["peak_reserved_bytes"])
@@ -65,7 +64,6 @@ def peak_of_a_run(
 )
 def test_the_loader_reserves_exactly_what_was_planned(
     standard_dataset: WrittenDataset,
-    monkeypatch: pytest.MonkeyPatch,
     strategy: Any,
     pool: int,
     prefetch: int,
@@ -85,7 +83,6 @@ def test_the_loader_reserves_exactly_what_was_planned(
     assert len(report.workers) == 1
     peak = peak_of_a_run(
         standard_dataset,
-        monkeypatch,
         epoch=3,
         byte_budget_gb=budget_gb,
         episode_pool_size=pool,
@@ -100,9 +97,7 @@ def test_the_loader_reserves_exactly_what_was_planned(
 
 
 @pytest.mark.parametrize("worker", [0, 1])
-def test_workers_reserve_what_was_planned_for_them(
-    standard_dataset: WrittenDataset, monkeypatch: pytest.MonkeyPatch, worker: int
-) -> None:
+def test_workers_reserve_what_was_planned_for_them(standard_dataset: WrittenDataset, worker: int) -> None:
     options: dict[str, Any] = {
         "byte_budget_gb": largest_bytes(standard_dataset) * 5 / GIB,
         "episode_pool_size": 2,
@@ -111,7 +106,6 @@ def test_workers_reserve_what_was_planned_for_them(
     assert [item.worker for item in report.workers] == [0, 1]
     peak = peak_of_a_run(
         standard_dataset,
-        monkeypatch,
         worker=worker,
         num_workers=2,
         prefetch_episodes=1,
@@ -125,12 +119,12 @@ def test_workers_reserve_what_was_planned_for_them(
 
 @pytest.mark.parametrize("episodes_in_budget", [1000, 3.1])
 def test_no_speed_of_decoding_exceeds_the_bound(
-    standard_dataset: WrittenDataset, monkeypatch: pytest.MonkeyPatch, episodes_in_budget: float
+    standard_dataset: WrittenDataset, episodes_in_budget: float
 ) -> None:
     budget_gb = largest_bytes(standard_dataset) * episodes_in_budget / GIB
     options: dict[str, Any] = {"byte_budget_gb": budget_gb, "episode_pool_size": 2, "prefetch_episodes": 1}
     reservation = report_on(standard_dataset, decoded_queue_size=8, **options).workers[0].reservation
-    peak = peak_of_a_run(standard_dataset, monkeypatch, decoded_queue_size=8, **options)
+    peak = peak_of_a_run(standard_dataset, decoded_queue_size=8, **options)
     assert peak <= reservation.bound_bytes
     if episodes_in_budget == 1000:
         assert peak >= reservation.peak_reserved_bytes

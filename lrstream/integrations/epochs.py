@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -15,8 +14,9 @@ __all__ = ["EpochLoader"]
 class EpochLoader(Iterable[Any]):
     """The batches of a DataLoader; each iteration after the first one reads the next epoch.
 
-    The first iteration begins where the dataset stands, also in the middle of an epoch after a resume.
-    An iteration that is broken off counts as one: the next iteration is the next epoch.
+    The first iteration begins where the dataset stands, also in the middle of an epoch after a resume; an
+    epoch of which nothing is left is passed over. An iteration that is broken off counts as one: the next
+    iteration is the next epoch.
 
     It is no `DataLoader`, so that no trainer takes it apart to share the data out among ranks once more.
 
@@ -24,7 +24,8 @@ class EpochLoader(Iterable[Any]):
         dataset: The dataset of the DataLoader.
         loader: A `torch.utils.data.DataLoader` of it, without sampler and shuffle.
         is_advancing: Whether iterations go from epoch to epoch; False = always the same one.
-        num_batches: Most batches of an iteration; None = all that this rank has.
+        num_batches: Batches after which an epoch ends, wherever its iteration began; None = all that this
+            rank has. The smallest of `PartitionReport.batches_per_rank` makes all ranks end together.
         place: Applied to each batch, to move it to a device.
     """
 
@@ -47,8 +48,26 @@ class EpochLoader(Iterable[Any]):
         self._has_begun = False
 
     def __iter__(self) -> Iterator[Any]:
-        if self._has_begun and self._is_advancing:
-            self.dataset.set_epoch(self.dataset.epoch + 1)
+        is_first = not self._has_begun
         self._has_begun = True
-        batches = itertools.islice(self.dataset.follow(self.loader), self._num_batches)
+        if self._is_advancing and (not is_first or self._is_at_end()):
+            self.dataset.set_epoch(self.dataset.epoch + 1)
+        batches = self._batches(may_be_over=is_first and self._is_advancing)
         return batches if self._place is None else map(self._place, batches)
+
+    def _batches(self, *, may_be_over: bool) -> Iterator[Any]:
+        is_over = may_be_over
+        for batch in self.dataset.follow(self.loader):
+            is_over = False
+            yield batch
+            if self._is_at_end():
+                return
+        if is_over:
+            self.dataset.set_epoch(self.dataset.epoch + 1)
+            yield from self._batches(may_be_over=False)
+
+    def _is_at_end(self) -> bool:
+        """Whether training got all batches that it is to get of this epoch, with `num_batches`."""
+        if self._num_batches is None:
+            return False
+        return bool(self.dataset.state_dict()["num_batches"] >= self._num_batches)

@@ -283,6 +283,17 @@ def test_each_iteration_is_the_next_epoch(small: WrittenDataset) -> None:
     held = EpochLoader(dataset, loader, is_advancing=False, num_batches=2, place=tuple)
     assert list(held) == list(held) == [tuple(batch) for batch in found[1][:2]]
     assert dataset.epoch == 4
+    # An end that is the same on all ranks holds wherever an iteration has begun, and what is over is passed.
+    for batches, rest in ((2, found[0][2:4]), (4, found[1][:4]), (6, found[1][:4])):
+        dataset.set_epoch(0)
+        dataset.set_epoch(3)
+        dataset.resume(batches=batches, batch_size=5)
+        assert list(EpochLoader(dataset, loader, num_batches=4)) == rest
+    dataset.set_epoch(3)
+    dataset.resume(batches=len(found[0]), batch_size=5)
+    epochs = EpochLoader(dataset, loader)
+    assert list(epochs) == found[1]
+    assert dataset.epoch == 4
     with pytest.raises(UsageError, match="num_batches is 0"):
         EpochLoader(dataset, loader, num_batches=0)
 

@@ -10,15 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["LrstreamError", "MixtureDataset", "StreamingLeRobotDataset", "__version__", "flat_metrics"]
+__all__ = [
+    "CodedPictures",
+    "LrstreamError",
+    "MixtureDataset",
+    "StreamingLeRobotDataset",
+    "__version__",
+    "flat_metrics",
+]
 
 if TYPE_CHECKING:
     from lrstream.errors import LrstreamError
+    from lrstream.streaming.coded import CodedPictures
     from lrstream.streaming.dataset import StreamingLeRobotDataset
     from lrstream.streaming.flat_metrics import flat_metrics
     from lrstream.streaming.mixture import MixtureDataset
 
 _HOMES = {
+    "CodedPictures": "lrstream.streaming.coded",
     "LrstreamError": "lrstream.errors",
     "MixtureDataset": "lrstream.streaming.mixture",
     "StreamingLeRobotDataset": "lrstream.streaming.dataset",

@@ -28,6 +28,7 @@ __all__ = [
     "HeaderCounts",
     "header_size",
     "mini_mp4",
+    "mini_mp4_frames",
     "mini_mp4_header",
     "mini_mp4_size",
     "mini_mp4_time_offset_s",
@@ -146,6 +147,20 @@ def mini_mp4_time_offset_s(track: TrackIndex, span: Span) -> float:
     return float(track.samples.pts_s[span.first_sample]) - first_ticks / track.timescale
 
 
+def mini_mp4_frames(track: TrackIndex, span: Span) -> tuple[_Int64, _Int64, NDArray[np.bool_]]:
+    """What a demuxer finds in the mini-MP4 of ``span``, without one: a row for each of its samples.
+
+    Returns:
+        Presentation times and durations, media ticks, int64 ``(n,)``, and which samples are keyframes, bool
+        ``(n,)``; in decode order.
+    """
+    plan = _Plan(track, span)
+    durations = track.samples.durations_ticks[span.first_sample : span.stop_sample].astype(np.int64)
+    is_sync = np.zeros(len(durations), dtype=np.bool_)
+    is_sync[plan.sync] = True
+    return np.cumsum(durations) - durations + plan.composition_offsets, durations, is_sync
+
+
 class _Runs(NamedTuple):
     """Run-length code of an array: ``values[i]`` stands ``counts[i]`` times."""
 
@@ -173,6 +188,7 @@ class _Plan:
     Attributes:
         composition_offsets: As written, media ticks, shape ``(n,)``; raised where a picture would
             otherwise be presented before 0.
+        sync: Keyframes, counted from the span's first sample, int64 ``(k,)``.
         header_size: Bytes before the payload.
     """
 
@@ -199,7 +215,7 @@ class _Plan:
         self._offset_runs = _runs(self.composition_offsets)
         sync = samples.sync_samples
         low, high = np.searchsorted(sync, (span.first_sample, span.stop_sample))
-        self._sync = sync[low:high].astype(np.int64) - span.first_sample
+        self.sync = sync[low:high].astype(np.int64) - span.first_sample
         self._sizes = self._checked(samples.sizes_bytes[part], "size", _U32_MAX)
         self._constant_size = int(self._sizes[0]) if bool((self._sizes == self._sizes[0]).all()) else 0
         offsets = samples.offsets_bytes[part].astype(np.int64) - span.start_byte
@@ -237,7 +253,7 @@ class _Plan:
         counts = HeaderCounts(
             duration_ticks=self._duration,
             num_samples=len(self._sizes),
-            num_sync=len(self._sync),
+            num_sync=len(self.sync),
             duration_runs=len(self._durations.counts),
             offset_runs=len(self._offset_runs.counts) if self._has_offsets else 0,
             has_sizes=self._constant_size == 0,
@@ -268,8 +284,8 @@ class _Plan:
         if self._has_offsets:
             version = int(self.composition_offsets.min() < 0)
             boxes.append(_table_box(b"ctts", version, *self._offset_runs))
-        if len(self._sync) < num_samples:
-            boxes.append(_table_box(b"stss", 0, self._sync + 1))
+        if len(self.sync) < num_samples:
+            boxes.append(_table_box(b"stss", 0, self.sync + 1))
         stored_sizes = b"" if self._constant_size else self._sizes.astype(">u4").tobytes()
         counts = struct.pack(">II", self._constant_size, num_samples)
         boxes.append(_full_box(b"stsz", 0, 0, counts, stored_sizes))

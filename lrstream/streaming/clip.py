@@ -8,6 +8,7 @@ so that every decoded picture names itself, whatever the edit list, time base or
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from lrstream.errors import TimestampError
 from lrstream.mp4.codec_config import CodecConfig
 from lrstream.mp4.span import Span
-from lrstream.mp4.track import SampleTable
+from lrstream.mp4.track import SampleTable, TrackIndex
 from lrstream.timebase import readable_s, row_tolerance_s
 
 __all__ = ["Clip", "ClipTable", "pictures_of_rows"]
@@ -88,7 +89,7 @@ def _entries(ranks: NDArray[np.int64], sync: NDArray[np.int64]) -> NDArray[np.in
     return np.where(at >= 0, np.append(sync, -1)[at], -1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Clip:
     """Coded pictures of one camera of one episode. Immutable, safe to share between threads.
 
@@ -98,6 +99,7 @@ class Clip:
         file_path: Source file, relative to the dataset's root.
         span: Samples and bytes of that file.
         config: How to open a decoder for it.
+        track: The index of this span alone; offsets count from the start of `payload`.
         table: Where each picture lies in `payload`.
         payload: The bytes ``[span.start_byte, span.stop_byte)`` of the file.
     """
@@ -107,6 +109,7 @@ class Clip:
     file_path: str
     span: Span
     config: CodecConfig
+    track: TrackIndex
     table: ClipTable
     payload: bytes
 
@@ -117,6 +120,16 @@ class Clip:
             f"episode {self.episode_index}, camera {self.camera}, file {self.file_path}, "
             f"bytes [{self.span.start_byte}, {self.span.stop_byte})"
         )
+
+    def error_fields(self) -> dict[str, Any]:
+        """Where this is, as the fields of an error."""
+        return {
+            "episode_index": self.episode_index,
+            "camera": self.camera,
+            "file_path": self.file_path,
+            "start_byte": self.span.start_byte,
+            "stop_byte": self.span.stop_byte,
+        }
 
     def no_picture_error(self, frame: int, wanted_s: float, tolerance_s: float) -> TimestampError:
         """The error for a row without a picture of its own.

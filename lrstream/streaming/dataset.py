@@ -24,6 +24,7 @@ from lrstream.storage.per_process import PerProcess
 from lrstream.storage.store import open_store
 from lrstream.streaming.batches import Placer
 from lrstream.streaming.checkpoint import Checkpointer, Progress
+from lrstream.streaming.coded import DecodeHook, check_decoding
 from lrstream.streaming.content import content_digest, source_sizes
 from lrstream.streaming.fetch import EpisodeLoader
 from lrstream.streaming.gop_table import GopTable
@@ -39,6 +40,7 @@ from lrstream.streaming.report import BuildNotice, PeriodicReport, log_interval_
 from lrstream.streaming.samples import ReturnUint8, SampleBuilder
 from lrstream.streaming.settings import (
     LoaderSettings,
+    VideoDecoderName,
     check_mapping,
     check_timeout,
     check_transforms,
@@ -109,6 +111,10 @@ class StreamingLeRobotDataset(IteratedDataset):
         storage_options: Arguments of the fsspec file system; they reach every worker.
         payload_checksums: "auto": fetched video is held against its checksums where `lrstream build
             --checksums` has made them; "require": nothing starts without them; "off".
+        decoder: What decodes RGB video: "pyav", or "torchcodec" over mini-MP4s, told by the index where
+            frames are. Pictures that differ from PyAV's are refused.
+        decode_hook: Called with the `CodedPictures` of each sample, for all cameras of RGB video or by key;
+            the sample holds what it returns, as it is. Runs on decode threads; importable for "spawn".
 
     Attributes:
         repo_id: Name of the dataset.
@@ -157,6 +163,8 @@ class StreamingLeRobotDataset(IteratedDataset):
         world_size: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
         payload_checksums: PayloadChecksums = "auto",
+        decoder: VideoDecoderName = "pyav",
+        decode_hook: DecodeHook | Mapping[str, DecodeHook] | None = None,
     ) -> None:
         rank, world_size = distributed_place(rank, world_size)
         self._settings = LoaderSettings(
@@ -176,6 +184,7 @@ class StreamingLeRobotDataset(IteratedDataset):
             repeat=repeat,
             rank=rank,
             world_size=world_size,
+            decoder=decoder,
         )
         check_transforms(image_transforms)
         check_timeout("sidecar_lock_timeout_s", sidecar_lock_timeout_s)
@@ -210,6 +219,7 @@ class StreamingLeRobotDataset(IteratedDataset):
             return_uint8=return_uint8,
             depth_unit=depth_output_unit,
             image_transforms=image_transforms,
+            decode_hooks=check_decoding(decoder, decode_hook, sampling_strategy, info.features),
         )
         self.repo_id = os.fspath(repo_id)
         self.meta = DatasetMeta(

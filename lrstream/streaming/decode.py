@@ -19,7 +19,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import av
 import av.error
@@ -32,10 +32,12 @@ from lrstream.streaming.pictures import PictureConverter
 __all__ = [
     "Decoder",
     "DecoderPool",
+    "DecodingRun",
     "PictureSink",
     "PictureSource",
     "decode_pictures",
     "decoder_names",
+    "decoding_runs",
     "open_decoder",
 ]
 
@@ -238,14 +240,14 @@ def decode_pictures(clip: Clip, ranks: Sequence[int], sink: PictureSink, pool: D
         sample = clip.table.samples[ranks[0]]
         entry = clip.table.entries[sample]
         if entry >= 0:
-            _decode_run(clip, _Run(entry, sample + 1, {ranks[0]}), {ranks[0]: 0}, sink, pool)
+            _decode_run(clip, DecodingRun(entry, sample + 1, {ranks[0]}), {ranks[0]: 0}, sink, pool)
             return
     positions = {rank: position for position, rank in enumerate(ranks)}
-    for run in _runs(clip, ranks):
+    for run in decoding_runs(clip, ranks):
         _decode_run(clip, run, positions, sink, pool)
 
 
-class _Run(NamedTuple):
+class DecodingRun(NamedTuple):
     """Samples to feed one after the other, half-open, and the ranks wanted of them."""
 
     first: int
@@ -253,7 +255,7 @@ class _Run(NamedTuple):
     ranks: set[int]
 
 
-def _runs(clip: Clip, ranks: Sequence[int]) -> list[_Run]:
+def decoding_runs(clip: Clip, ranks: Sequence[int]) -> list[DecodingRun]:
     """Group wanted pictures by the sync samples at which decoding must begin.
 
     Where decoding one picture ends at or behind the place at which the next begins, it just goes on.
@@ -264,24 +266,24 @@ def _runs(clip: Clip, ranks: Sequence[int]) -> list[_Run]:
         sample = table.samples[rank]
         wanted.append((table.entries[sample], sample, rank))
     wanted.sort()
-    runs: list[_Run] = []
+    runs: list[DecodingRun] = []
     for entry, sample, rank in wanted:
         if entry < 0:
             raise DecodeError(
                 f"Picture {rank} depends on a keyframe that its file does not hold ({clip.place}).",
-                **_fields(clip),
+                **clip.error_fields(),
             )
         if runs and entry <= runs[-1].stop:
             last = runs[-1]
             last.ranks.add(rank)
             runs[-1] = last._replace(stop=max(last.stop, sample + 1))
         else:
-            runs.append(_Run(entry, sample + 1, {rank}))
+            runs.append(DecodingRun(entry, sample + 1, {rank}))
     return runs
 
 
 def _decode_run(
-    clip: Clip, run: _Run, positions: dict[int, int], sink: PictureSink, pool: DecoderPool
+    clip: Clip, run: DecodingRun, positions: dict[int, int], sink: PictureSink, pool: DecoderPool
 ) -> None:
     """Decode one run; enter one keyframe earlier where a picture does not come out.
 
@@ -355,16 +357,6 @@ def _holds_idr(clip: Clip, sample: int) -> bool:
     return False
 
 
-def _fields(clip: Clip) -> dict[str, Any]:
-    return {
-        "episode_index": clip.episode_index,
-        "camera": clip.camera,
-        "file_path": clip.file_path,
-        "start_byte": clip.span.start_byte,
-        "stop_byte": clip.span.stop_byte,
-    }
-
-
 def _bytes_of(clip: Clip, first: int, stop: int) -> str:
     """Byte range in the file of samples ``[first, stop)``, for messages."""
     low = min(clip.table.starts[first:stop]) + clip.span.start_byte
@@ -383,7 +375,7 @@ def _refused(clip: Clip, first: int, stop: int, error: Exception) -> DecodeError
         f"The {clip.config.codec} decoder refused {_bytes_of(clip, first, stop)} of file {clip.file_path} "
         f"(episode {clip.episode_index}, camera {clip.camera}): {getattr(error, 'strerror', None) or error}.",
         hint=_DAMAGED_HINT,
-        **_fields(clip),
+        **clip.error_fields(),
     )
 
 
@@ -394,5 +386,5 @@ def _absent(clip: Clip, first: int, stop: int, missing: set[int]) -> DecodeError
         f"({times}) from {_bytes_of(clip, first, stop)} of file {clip.file_path} "
         f"(episode {clip.episode_index}, camera {clip.camera}).",
         hint=_DAMAGED_HINT,
-        **_fields(clip),
+        **clip.error_fields(),
     )

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from lrstream.errors import LrstreamError
 from lrstream.layout.layout import DatasetLayout
 from lrstream.layout.rows import EpisodeRowReader, EpisodeRows
+from lrstream.mp4.excerpt import excerpt
 from lrstream.sidecar.checksum_file import ChecksumFile
 from lrstream.storage.store import DatasetStore
 from lrstream.streaming.budget import EpisodeByteCache
@@ -144,6 +145,7 @@ class EpisodeLoader:
                 file_path=file.track.file_path,
                 span=span,
                 config=file.config,
+                track=excerpt(file.track, span),
                 table=ClipTable.from_span(file.track.samples, span),
                 payload=payload,
             )

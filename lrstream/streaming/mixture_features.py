@@ -80,7 +80,8 @@ def common_features(builders: Sequence[SampleBuilder], names: Sequence[str]) -> 
                 raise UsageError(
                     f"Members of a mixture differ in {key!r}: {names[0]} has {first}; {name} has {other}.",
                     hint="Leave it out with features=[...], or make the members alike (delta_timestamps, "
-                    "return_uint8, depth_output_unit; image_transforms of each member may resize pictures).",
+                    "return_uint8, decode_hook, depth_output_unit; image_transforms of each member may resize "
+                    "pictures).",
                     key=key,
                 )
     return common
@@ -116,6 +117,8 @@ def _delivered(key: str, builder: SampleBuilder) -> _Delivered:
 
 def _value(feature: Feature, builder: SampleBuilder) -> tuple[str, str, tuple[int, ...] | None]:
     kind = feature.kind
+    if feature.key in builder.decode_hooks:
+        return "what a decode_hook returns", "anything", None
     if kind in ("video", "image"):
         is_raw = builder.return_uint8 if kind == "video" else builder.return_uint8 == "all"
         shape = None if builder.image_transforms is not None else _channels_first(feature.shape)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from lrstream.errors import DecodeError
 from lrstream.layout.info import Feature
 from lrstream.streaming.batches import BatchMemory, Place, Sample
+from lrstream.streaming.coded import DecodeHook, run_hook
 from lrstream.streaming.decode import PictureSource
 from lrstream.streaming.episode import CameraRecord, EpisodeRecord
 from lrstream.streaming.pictures import (
@@ -40,6 +41,7 @@ class SampleBuilder:
         return_uint8: Whether RGB video stays uint8; "all" keeps 8-bit stored images so, too.
         depth_unit: Unit of depth, "m" or "mm".
         image_transforms: Applied to every RGB camera.
+        decode_hooks: By camera of RGB video, what is called in place of decoding; its result is left alone.
     """
 
     features: Mapping[str, Feature]
@@ -48,6 +50,7 @@ class SampleBuilder:
     return_uint8: ReturnUint8 = False
     depth_unit: str = "mm"
     image_transforms: Callable[[torch.Tensor], Any] | None = None
+    decode_hooks: Mapping[str, DecodeHook] = field(default_factory=dict)
     _depth_tables: Mapping[str, NDArray[np.float32]] = field(init=False)
     _rgb_keys: tuple[str, ...] = field(init=False)
 
@@ -57,7 +60,11 @@ class SampleBuilder:
             for key, feature in self.features.items()
             if feature.kind == "depth" and feature.depth is not None
         }
-        rgb = tuple(key for key, feature in self.features.items() if feature.kind in ("video", "image"))
+        rgb = tuple(
+            key
+            for key, feature in self.features.items()
+            if feature.kind in ("video", "image") and key not in self.decode_hooks
+        )
         object.__setattr__(self, "_depth_tables", tables)
         object.__setattr__(self, "_rgb_keys", rgb)
 
@@ -99,6 +106,11 @@ class SampleBuilder:
         for frame, window, sample in zip(frames, windows, samples, strict=True):
             self._add_rows(episode, frame, window, sample)
         return samples
+
+    @property
+    def video_keys(self) -> list[str]:
+        """Cameras of RGB video."""
+        return [key for key, feature in self.features.items() if feature.kind == "video"]
 
     def gop_of(self, episode: EpisodeRecord, frame: int) -> int:
         """What anchors of one episode have in common that are best built together; -1 = nothing known."""
@@ -144,6 +156,12 @@ class SampleBuilder:
         source: PictureSource,
     ) -> None:
         """Add one camera: CHW for one row, else TCHW."""
+        hook = self.decode_hooks.get(key)
+        if hook is not None:
+            for frames, sample in zip(rows, samples, strict=True):
+                wanted = camera.ranks_of(frames).tolist()
+                sample[key] = run_hook(hook, camera.clip, wanted, is_window=len(wanted) > 1)
+            return
         table = self._depth_tables.get(key)
         is_scaled = table is None and not self.return_uint8
         # Transforms get pictures of their own; they may keep them.

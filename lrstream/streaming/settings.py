@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -17,9 +17,11 @@ from lrstream.streaming.planning import PlanSettings
 from lrstream.streaming.samples import ReturnUint8
 from lrstream.streaming.strategies import SamplingStrategy, check_strategy
 
-__all__ = ["LoaderSettings", "distributed_place"]
+__all__ = ["LoaderSettings", "VideoDecoderName", "distributed_place"]
 
 _GIB = 2**30
+
+VideoDecoderName = Literal["pyav", "torchcodec"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class LoaderSettings:
     rank: int
     world_size: int
     picture_windows: str = ""
+    decoder: VideoDecoderName = "pyav"
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -73,6 +76,8 @@ class LoaderSettings:
             raise UsageError(f"tolerance_s is {self.tolerance_s}, expected 0 or more.")
         if self.return_uint8 not in (True, False, "all"):
             raise UsageError(f"return_uint8 is {self.return_uint8!r}, expected True, False or 'all'.")
+        if self.decoder not in get_args(VideoDecoderName):
+            raise UsageError(f"decoder is {self.decoder!r}, expected 'pyav' or 'torchcodec'.")
         check_strategy(self.sampling_strategy)
         check_depth_unit(self.depth_output_unit)
         self.plan_settings(epoch=0, num_workers=0)

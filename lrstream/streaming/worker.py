@@ -6,7 +6,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from lrstream.storage.store import DatasetStore
 from lrstream.streaming.batches import BatchMemory, Placer
 from lrstream.streaming.decode import DecoderPool
 from lrstream.streaming.fetch import EpisodeLoader
+from lrstream.streaming.mapped_decoders import MappedDecoders
 from lrstream.streaming.metrics import LoaderMetrics
 from lrstream.streaming.pipeline import EpochPipeline, PipelineOptions
 from lrstream.streaming.planning import Frames, plan_stream, stream_share
@@ -73,13 +74,20 @@ class ProcessReader:
                 )
             return self._loader
 
-    def decoders(self, capacity: int) -> DecoderPool:
-        """The decoders of this process; a later capacity replaces an earlier one."""
+    def decoders(self, capacity: int, mapped_cameras: Collection[str] = ()) -> DecoderPool:
+        """The decoders of this process; a later capacity replaces an earlier one.
+
+        Args:
+            capacity: Most of them.
+            mapped_cameras: Cameras that TorchCodec decodes.
+        """
         with self.lock:
             if self._decoders is None or self._decoders.capacity != capacity:
                 if self._decoders is not None:
                     self._decoders.close()
-                self._decoders = DecoderPool(capacity)
+                self._decoders = (
+                    MappedDecoders(capacity, mapped_cameras) if mapped_cameras else DecoderPool(capacity)
+                )
             return self._decoders
 
     def start_epoch(
@@ -156,7 +164,7 @@ class ProcessReader:
             budget_bytes=plan_settings.budget_of(stream.num_streams),
             loader=loader,
             builder=builder,
-            decoders=self.decoders(capacity),
+            decoders=self.decoders(capacity, builder.video_keys if settings.decoder == "torchcodec" else ()),
             options=PipelineOptions(
                 prefetch_episodes=settings.prefetch_episodes,
                 max_in_flight=settings.max_num_shards,

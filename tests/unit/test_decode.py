@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from lrstream.errors import DecodeError
 from lrstream.mp4.codec_config import CodecConfig, codec_configuration
+from lrstream.mp4.excerpt import excerpt
 from lrstream.mp4.span import Span
 from lrstream.streaming import decode as decode_module
 from lrstream.streaming.clip import Clip, ClipTable
@@ -63,6 +64,7 @@ def clip_of(data: bytes) -> Clip:
         file_path="videos/top/file-000.mp4",
         span=span,
         config=codec_configuration(track.stsd_body),
+        track=excerpt(track, span),
         table=ClipTable.from_span(samples, span),
         payload=data[start:stop],
     )

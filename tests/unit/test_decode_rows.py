@@ -25,6 +25,7 @@ def clip_of(**parameters: object) -> Clip:
         file_path=track.file_path,
         span=span,
         config=CodecConfig("h264", "avc1", b"", None, 64, 48),
+        track=track,
         table=ClipTable.from_span(track.samples, span),
         payload=b"",
     )

@@ -80,8 +80,8 @@ def common_features(builders: Sequence[SampleBuilder], names: Sequence[str]) -> 
                 raise UsageError(
                     f"Members of a mixture differ in {key!r}: {names[0]} has {first}; {name} has {other}.",
                     hint="Leave it out with features=[...], or make the members alike (delta_timestamps, "
-                    "return_uint8, decode_hook, depth_output_unit; image_transforms of each member may resize "
-                    "pictures).",
+                    "return_uint8, decode_hook, depth_output_unit; image_transforms of each member may "
+                    "resize pictures).",
                     key=key,
                 )
     return common

@@ -108,9 +108,13 @@ class DecodeStage:
         for anchor in anchors:
             self._leases[anchor.number] = anchor.lease
         if self._reservoir is not None:
+            ready = []
             for anchor in anchors:
-                alone = partial(self._deliver, [[anchor]])
-                self._reservoir.when_ready(anchor.episode, anchor.frame, partial(self.run, alone))
+                alone = partial(self.run, partial(self._deliver, [[anchor]]))
+                if not self._reservoir.when_ready(anchor.episode, anchor.frame, alone):
+                    ready.append([anchor])
+            if ready:
+                self.run(partial(self._deliver, ready))
             return
         job = _Job()
         with self._lock:

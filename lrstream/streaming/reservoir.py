@@ -77,6 +77,8 @@ class _HeldCamera:
 
     def ranks_around(self, frame: int) -> list[int]:
         """Ranks that an anchor needs, those of repeated rows as often as they are."""
+        if self.deltas == (0,):
+            return [self.ranks[frame]]
         last = len(self.ranks) - 1
         return [self.ranks[min(max(frame + delta, 0), last)] for delta in self.deltas]
 
@@ -230,8 +232,14 @@ class PictureReservoir:
         held = self._episodes[episode]
         return HeldAnchor(held, partial(self._release, episode, held, frame), self._converter)
 
-    def when_ready(self, episode: int, frame: int, job: Job) -> None:
-        """Call `job` once the pictures of an anchor are decoded, on the thread that decoded the last one."""
+    def when_ready(self, episode: int, frame: int, job: Job) -> bool:
+        """Call `job` once the pictures of an anchor are decoded, on the thread that decodes the last one.
+
+        Returns:
+            False if they are decoded already; then `job` is not called.
+        """
+        if not self._leases:
+            return False
         with self._lock:
             units = {
                 id(unit): unit
@@ -243,8 +251,7 @@ class PictureReservoir:
             for unit in units.values():
                 assert unit.waiting is not None, "a decoded unit is replaced by its pictures"
                 unit.waiting.append(countdown)
-        if not units:
-            job()
+        return bool(units)
 
     def close(self) -> None:
         """Let everything go."""

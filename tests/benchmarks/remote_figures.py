@@ -8,6 +8,7 @@ Parts are named as arguments: ``hub``, ``bucket``, ``s3``, ``memory``, ``access`
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import sys
@@ -158,6 +159,8 @@ def bucket_part(stage: Stage) -> dict[str, Any]:
 def s3_part(stage: Stage) -> dict[str, Any]:
     """Through s3fs; then an object is replaced at the same size."""
     from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request otherwise
 
     expected = stage.local(num_workers=2)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)

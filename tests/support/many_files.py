@@ -21,13 +21,13 @@ def video_path(number: int) -> str:
     return f"videos/{CAMERA}/chunk-000/file-{number:03d}.mp4"
 
 
-def write_many_files(root: Path, count: int) -> Path:
-    """Write a dataset of `count` episodes of two frames, each in an MP4 file of its own content.
+def write_many_files(root: Path, count: int, frames: int = 2) -> Path:
+    """Write a dataset of `count` episodes of `frames` frames, each in an MP4 file of its own content.
 
     Only metadata and videos are complete: there are rows for the first episode alone.
     """
     work = root.with_name(root.name + ".one")
-    write_dataset(work, DemoSpec((2,), (DemoCamera(CAMERA, 16, 96),), fps=10))
+    write_dataset(work, DemoSpec((frames,), (DemoCamera(CAMERA, 16, 96),), fps=10))
     shutil.move(work, root)
     (table_path,) = (root / "meta/episodes").rglob("*.parquet")
     table = pq.read_table(table_path)
@@ -36,14 +36,14 @@ def write_many_files(root: Path, count: int) -> Path:
         row
         | {
             "episode_index": number,
-            "dataset_from_index": 2 * number,
-            "dataset_to_index": 2 * number + 2,
+            "dataset_from_index": frames * number,
+            "dataset_to_index": frames * (number + 1),
             f"videos/{CAMERA}/file_index": number,
         }
         for number in range(count)
     ]
     pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), table_path)
-    edit_info(root, lambda info: info.update(total_episodes=count, total_frames=2 * count))
+    edit_info(root, lambda info: info.update(total_episodes=count, total_frames=frames * count))
     video = (root / video_path(0)).read_bytes()
     for number in range(count):
         (root / video_path(number)).write_bytes(video + _filler(number))

@@ -1,0 +1,65 @@
+"""A consumer for ``latency_figures``, in a process of its own: ``python -m ...latency_consumer SOURCE N``.
+
+Not in the process of the tests' configuration, which keeps the Hub out of reach.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DataLoader
+
+from lrstream import StreamingLeRobotDataset
+
+BATCH, POOL = 32, 16
+
+
+def train(source: str, num_workers: int) -> dict[str, Any]:
+    """One pass as fast as possible, one by a consumer that takes its time."""
+    options: dict[str, Any] = {"return_uint8": True, "episode_pool_size": POOL}
+    if num_workers == 0:
+        options["decoded_queue_size"] = 2 * BATCH  # batches ahead, as workers have them
+    else:
+        options["episode_pool_size"] = POOL // num_workers
+
+    with StreamingLeRobotDataset(source, **options) as dataset:
+        started = time.monotonic()
+        batches = iter(DataLoader(dataset, batch_size=BATCH, num_workers=num_workers))
+        first = next(batches)
+        first_s = time.monotonic() - started
+        begun, count = time.monotonic(), 0
+        for batch in batches:
+            count += len(batch["index"])
+        rate = count / (time.monotonic() - begun)
+        num_cameras = sum(key.startswith("observation.images.") for key in first)
+        ranges = num_cameras * min(POOL, dataset.num_episodes)
+    step_s = BATCH / (0.8 * rate)
+    with StreamingLeRobotDataset(source, **options) as dataset:
+        batches = iter(DataLoader(dataset, batch_size=BATCH, num_workers=num_workers))
+        next(batches)
+        waits, begun = [], time.monotonic()
+        while True:
+            time.sleep(step_s)
+            asked = time.monotonic()
+            if next(batches, None) is None:
+                break
+            waits.append(time.monotonic() - asked)
+        total_s = asked - begun
+    return {
+        "started": started,
+        "ranges_of_pool": ranges,
+        "samples": count + BATCH,
+        "samples_per_s": round(rate, 1),
+        "step_ms": round(1e3 * step_s, 1),
+        "first_batch_s": round(first_s, 3),
+        "wait_over_step_time": round(sum(waits) / total_s, 5),
+        "wait_ms_p50_p99_max": [round(1e3 * float(x), 2) for x in np.percentile(waits, (50, 99, 100))],
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(train(sys.argv[1], int(sys.argv[2]))))

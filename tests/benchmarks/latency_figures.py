@@ -1,0 +1,127 @@
+"""What distance costs, in figures: ``python -m tests.benchmarks.latency_figures``.
+
+Two parts, named as arguments, both without any:
+
+- ``build``: indexing videos on the loopback Hub when every request for a video takes 20 ms;
+- ``train``: an epoch from the loopback Hub with 50 ms for each range, by a consumer that takes 80 % of what
+  the loader can deliver. ``train DIRECTORY`` reads another dataset than the one that is written for it.
+
+One line of JSON for each part, with the load of the machine; nothing is asserted about times.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import tests.conftest
+
+# isort: split
+import pytest
+
+from lrstream.demo import DemoCamera, DemoSpec, write_dataset
+from tests.cli.program import run_process
+from tests.support.hub import LoopbackHub
+from tests.support.many_files import write_many_files
+
+NUM_FILES, FRAMES = 256, 6000
+BUILD_LATENCY_S, TRAIN_LATENCY_S = 0.02, 0.05
+
+
+def build_part(directory: Path) -> dict[str, Any]:
+    """The videos behind a redirect each, as on the Hub; the server is another process."""
+    root = write_many_files(directory / "many", NUM_FILES, frames=FRAMES)
+    with LoopbackHub.start() as hub:
+        hub.create_dataset("robots/pick", root)
+        hub.faults.add(r"\.mp4$", "slow", server="cdn", latency_s=BUILD_LATENCY_S)
+        words = ("benchmark", "build", "robots/pick", "--videos", str(NUM_FILES), "--json")
+        result: dict[str, Any] = {
+            "videos": NUM_FILES,
+            "frames_per_video": FRAMES,
+            "latency_s": BUILD_LATENCY_S,
+        }
+        for workers in (8, 16):
+            hub.log.clear()
+            done = run_process(*words, "--workers", str(workers), env=hub.env(hub.read_token))
+            assert done.code == 0, done.out + done.err
+            found = done.document()["result"]
+            ranges = hub.log.records(r"\.mp4$", server="cdn")
+            ideal_s = len(ranges) * BUILD_LATENCY_S / workers
+            result[f"{workers} workers"] = {
+                "ranges_per_video": len(ranges) / NUM_FILES,
+                "bytes_sent": sum(record.bytes_sent for record in ranges),
+                "bytes_per_video_over_its_moov": round(
+                    (found["bytes_read"] - found["moov_bytes"]) / NUM_FILES
+                ),
+                "elapsed_s": round(found["elapsed_s"], 3),
+                "by_requests_x_latency_over_workers": round(found["elapsed_s"] / ideal_s, 2),
+                "cpu_s": round(found["cpu_s"], 3),
+            }
+    return result
+
+
+def train_part(directory: Path, root: Path | None = None) -> dict[str, Any]:
+    """First as fast as it goes, then at 80 % of that; the Hub and the training are two processes."""
+    if root is None:
+        cameras = tuple(
+            DemoCamera(f"observation.images.{name}", 240, 320, codec="av1") for name in ("a", "b")
+        )
+        root = write_dataset(directory / "train", DemoSpec((120,) * 16, cameras, fps=30)).root
+    with LoopbackHub.start() as hub:
+        hub.create_dataset("robots/pick", root)
+        done = run_process("build", "robots/pick", "--json", env=hub.env(hub.read_token))
+        assert done.code == 0, done.out + done.err
+        hub.faults.add(r"\.mp4$", "slow", server="cdn", latency_s=TRAIN_LATENCY_S)
+        result: dict[str, Any] = {"latency_s": TRAIN_LATENCY_S}
+        for num_workers in (0, 2):
+            hub.log.clear()
+            consumer = subprocess.run(
+                [sys.executable, "-m", "tests.benchmarks.latency_consumer", "robots/pick", str(num_workers)],
+                env={**os.environ, **hub.env(hub.read_token)},
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+                timeout=900,
+            )
+            found = json.loads(consumer.stdout)
+            ranges = hub.log.records(r"\.mp4$", server="cdn", method="GET")
+            reads = sorted(record.started for record in ranges)
+            pool_s = reads[found.pop("ranges_of_pool") - 1] + TRAIN_LATENCY_S - found.pop("started")
+            found |= {
+                "pool_arrived_s": round(pool_s, 3),
+                "first_batch_after_pool_s": round(found["first_batch_s"] - pool_s, 3),
+            }
+            result[f"{num_workers} workers"] = found
+    return result
+
+
+def main(words: list[str]) -> int:
+    names = [word for word in words if word in ("build", "train")] or ["build", "train"]
+    other = [Path(word) for word in words if word not in ("build", "train")]
+    top = Path(tempfile.mkdtemp(prefix="lrstream-latency-"))
+    try:
+        for name in names:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("HF_HOME", str(top / f"home-{name}"))
+                patch.setenv("HF_LEROBOT_HOME", str(top / f"home-{name}" / "lerobot"))
+                begun, load = time.monotonic(), os.getloadavg()[0]
+                result = build_part(top) if name == "build" else train_part(top, *other)
+            seconds = round(time.monotonic() - begun, 1)
+            print(
+                json.dumps({"part": name, **result, "seconds": seconds, "load": round(load, 1)}), flush=True
+            )
+    finally:
+        shutil.rmtree(top, ignore_errors=True)
+        tests.conftest.pytest_unconfigure()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -104,6 +104,36 @@ def test_blocks_run(
                 subprocess.run(["bash", "-c", line], check=True, timeout=60, cwd=tmp_path)
 
 
+# Blocks that `test_blocks_run` leaves out, by document, and what becomes of them.
+NOT_RUN = {
+    "README.md": "installs into a new environment; run by hand for each release",
+    "CONTRIBUTING.md": "installs, and runs all tests",
+    "docs/how-to/choose-a-decoder.md": "a GPU; TorchCodec: tests/integration/test_torchcodec.py",
+    "docs/how-to/find-what-limits.md": "compares two runs: tests/cli/test_benchmark.py",
+    "docs/how-to/fit-a-byte-budget.md": "an error on purpose: tests/integration/test_inspect_budget.py",
+    "docs/how-to/index-on-a-cluster.md": "Slurm, a Dask cluster: tests/integration/test_cluster.py",
+    "docs/how-to/publish-a-sidecar.md": "tests/integration/test_hub_documentation.py",
+    "docs/how-to/resume-training.md": "installs an extra",
+    "docs/how-to/scripts.md": "writes shells' own files: tests/cli/test_completions.py",
+    "docs/how-to/train-from-bucket.md": "tests/integration/test_hub_documentation.py",
+    "docs/how-to/train-from-hub.md": "tests/integration/test_hub_documentation.py",
+    "docs/how-to/train-from-s3.md": "a bucket: tests/integration/test_s3_dataset.py",
+    "docs/how-to/train-on-several-ranks.md": "tests/integration/test_ranks.py",
+    "docs/how-to/train-with-lerobot.md": "LeRobot: tests/integration/test_lerobot_training.py",
+    "docs/how-to/train-with-lightning.md": "tests/integration/test_lightning.py",
+    "docs/how-to/watch-training.md": "services of others: tests/integration/test_metrics_export.py",
+}
+
+
+def test_it_is_known_why_a_block_does_not_run() -> None:
+    """And where a test does the same in its place, that test exists."""
+    left_out = {named(document) for document in DOCUMENTS if blocks(document, "sh", "py")}
+    assert left_out == set(NOT_RUN)
+    for reason in NOT_RUN.values():
+        for path in re.findall(r"tests/[\w/]+\.py", reason):
+            assert (ROOT / path).exists(), path
+
+
 def run_script(text: str, directory: Path) -> None:
     """Run a Python block as the script that a reader would make of it."""
     script = directory / "snippet.py"

@@ -44,7 +44,10 @@ def epochs(dataset: WrittenDataset, count: int, **options: Any) -> list[list[dic
         {"pin_memory": True},
         {"num_workers": 2, "multiprocessing_context": "fork", "pin_memory": True},
         {"num_workers": 2, "multiprocessing_context": "fork", "pin_memory": True, "persistent_workers": True},
-        {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": True},
+        pytest.param(
+            {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": True},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["no workers pinned", "fork pinned", "fork pinned persistent", "spawn persistent"],
 )

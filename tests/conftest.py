@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -41,6 +42,9 @@ def _homes(home: Path) -> dict[str, str]:
     }
 
 
+# Hundreds of processes are started: without bytecode each would compile lrstream anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ.update(_homes(Path(_SESSION_HOME)))
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 for _name in _UNSET:
@@ -49,9 +53,16 @@ os.environ["HF_ENDPOINT"] = _NOWHERE
 
 # ruff: noqa: E402
 import huggingface_hub.constants  # noqa: F401  (reads the environment now, in every session alike)
+import hypothesis
 
 from lrstream.demo import WrittenDataset
 from tests.support.datasets import DatasetCache
+from tests.support.forked import preload_libraries
+
+preload_libraries()
+# A machine at work elsewhere is no fault of an example; what hangs meets the time limit of its test.
+hypothesis.settings.register_profile("lrstream", deadline=None)
+hypothesis.settings.load_profile("lrstream")
 
 
 def pytest_unconfigure() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lrstream.demo import DemoCamera, DemoSpec, WrittenDataset, write_dataset
-from tests.support.workers import SMALL
+from tests.support.workers import SHORT, SMALL
 
 _CAMERA = DemoCamera("observation.images.front", 16, 96, kind="image")
 
@@ -16,6 +16,12 @@ _CAMERA = DemoCamera("observation.images.front", 16, 96, kind="image")
 def small_dataset(tmp_path_factory: pytest.TempPathFactory) -> WrittenDataset:
     """Ten unequal episodes, 49 frames, images in tables."""
     return write_dataset(tmp_path_factory.mktemp("small") / "dataset", SMALL)
+
+
+@pytest.fixture(scope="session")
+def short_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten unequal episodes, 25 frames: every position of it can be tried."""
+    return write_dataset(tmp_path_factory.mktemp("short") / "dataset", SHORT).root
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from lrstream.demo import WrittenDataset
 from lrstream.errors import UsageError
 from lrstream.streaming.dataset import StreamingLeRobotDataset
 from tests.support.loader import indices, open_loader
-from tests.support.workers import as_worker, batches_in_turn
+from tests.support.workers import SHORT, as_worker, batches_in_turn
 
 NUM_FRAMES = 49
 
@@ -37,26 +37,27 @@ def whole(root: Path, epoch: int, num_workers: int, batch_size: int, **options: 
 
 
 @pytest.mark.parametrize("strategy", ["remaining", "round_robin", "gop"])
-def test_every_sample_of_an_epoch_twice_in_a_row(root: Path, strategy: str) -> None:
+def test_every_sample_of_an_epoch_twice_in_a_row(short_root: Path, strategy: str) -> None:
+    root, num_frames = short_root, sum(SHORT.episode_lengths)
     jumps = random.Random(1)
     writer = open_loader(root, sampling_strategy=strategy, episode_pool_size=3)
     writer.set_epoch(3)
     expected = indices(writer)
     reader = open_loader(root, sampling_strategy=strategy, episode_pool_size=3)
     iterator = iter(writer)
-    for position in range(NUM_FRAMES + 1):
+    for position in range(num_frames + 1):
         reader.load_state_dict(json.loads(json.dumps(writer.state_dict())))
         assert reader.epoch == 3
         assert reader.state_dict() == writer.state_dict(), "a position that was loaded is the position"
         rest = iter(reader)
-        further = jumps.randrange(NUM_FRAMES - position + 1)
+        further = jumps.randrange(num_frames - position + 1)
         found = indices(itertools.islice(rest, further))
         again = open_loader(root, sampling_strategy=strategy, episode_pool_size=3)
         again.load_state_dict(reader.state_dict())
         assert found + indices(again) == expected[position:]
         assert indices(rest) == expected[position + further :]
         assert indices(reader) == expected, "an iteration that follows in the same epoch is whole"
-        assert next(iterator, None) is not None or position == NUM_FRAMES
+        assert next(iterator, None) is not None or position == num_frames
 
 
 def test_an_epoch_boundary_in_the_training_process(root: Path) -> None:
@@ -110,9 +111,10 @@ def test_repeating_iterations_continue_into_later_epochs(root: Path, position: i
 
 @pytest.mark.parametrize(("num_workers", "batch_size"), [(1, 4), (2, 1), (2, 3), (3, 4), (12, 2)])
 @pytest.mark.filterwarnings("ignore:Worker")
-def test_every_batch_of_an_epoch(root: Path, num_workers: int, batch_size: int) -> None:
+def test_every_batch_of_an_epoch(short_root: Path, num_workers: int, batch_size: int) -> None:
+    root = short_root
     expected = whole(root, 1, num_workers, batch_size)
-    assert sorted(itertools.chain(*expected)) == list(range(NUM_FRAMES))
+    assert sorted(itertools.chain(*expected)) == list(range(sum(SHORT.episode_lengths)))
     dataset = open_loader(root)
     dataset.set_epoch(1)
     for position in range(len(expected) + 1):
@@ -182,13 +184,11 @@ def test_a_resumed_epoch_without_set_epoch_is_followed_by_whole_ones(root: Path)
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("context", ["spawn"])
-@pytest.mark.slow
-def test_spawned_workers_know_the_position(root: Path, context: str) -> None:
+def test_workers_that_inherit_nothing_know_the_position(root: Path) -> None:
     dataset = open_loader(root)
     dataset.resume(batches=5, batch_size=4, num_workers=1)
     loader: DataLoader[Any] = DataLoader(
-        dataset, batch_size=4, num_workers=1, collate_fn=indices, multiprocessing_context=context
+        dataset, batch_size=4, num_workers=1, collate_fn=indices, multiprocessing_context="forkserver"
     )
     expected = whole(root, 0, 1, 4)
     assert list(loader) == expected[5:]

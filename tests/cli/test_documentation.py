@@ -26,6 +26,7 @@ from lrstream.commands.benchmark_checks import BENCHMARK_CODES
 from lrstream.demo import WrittenDataset
 from lrstream.sidecar.problems import PROBLEM_CODES
 from tests.cli.program import Program
+from tests.support.forked import run_script
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -91,7 +92,7 @@ def test_blocks_run(
         shutil.copytree(demo_dataset.root, tmp_path / "demo")
     for language, text in found:
         if language == "python":
-            run_script(text, tmp_path)
+            run_block(text, tmp_path)
             continue
         for line in text.splitlines():
             if "OWNER/" in line:
@@ -134,13 +135,9 @@ def test_it_is_known_why_a_block_does_not_run() -> None:
             assert (ROOT / path).exists(), path
 
 
-def run_script(text: str, directory: Path) -> None:
+def run_block(text: str, directory: Path) -> None:
     """Run a Python block as the script that a reader would make of it."""
-    script = directory / "snippet.py"
-    script.write_text(text, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=100, cwd=directory, check=False
-    )
+    done = run_script(text, cwd=directory)
     assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from lrstream.demo import WrittenDataset
 from tests.cli.program import run_process
-from tests.support.hub import LoopbackHub, run_python
+from tests.support.forked import run_script
+from tests.support.hub import LoopbackHub
 from tests.support.shared import PROJECT
 
 pytest_plugins = ["tests.support.hub.plugin"]
@@ -59,5 +60,5 @@ def test_training(hub: LoopbackHub, tmp_path: Path, name: str) -> None:
     assert found
     for text in found:
         script = text + "\nassert len(dataset) == 21\nnext(iter(dataset))\ndataset.close()\n"
-        done = run_python(script, hub.env(home=tmp_path / "home"), timeout=100)
+        done = run_script(script, env=hub.env(home=tmp_path / "home"))
         assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"

@@ -79,5 +79,5 @@ def test_every_frame_through_other_numbers_of_workers(name: str, mode: Mode, num
         ("h264_bframes_gop30", "windows", 1),
     ],
 )
-def test_every_frame_through_spawned_workers(name: str, mode: Mode, num_workers: int) -> None:
-    compare(name, mode, num_workers, context="spawn")
+def test_every_frame_through_workers_that_inherit_nothing(name: str, mode: Mode, num_workers: int) -> None:
+    compare(name, mode, num_workers, context="forkserver")

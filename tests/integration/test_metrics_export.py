@@ -86,7 +86,9 @@ def test_without_workers_the_counters_are_those_of_this_process(dataset: Streami
         urllib.request.urlopen(f"http://127.0.0.1:{port}/secrets", timeout=10)
 
 
-@pytest.mark.parametrize(("start_method", "num_workers", "num_epochs"), [("fork", 2, 2), ("spawn", 1, 1)])
+@pytest.mark.parametrize(
+    ("start_method", "num_workers", "num_epochs"), [("fork", 2, 2), ("forkserver", 1, 1)]
+)
 def test_workers_are_added_up(
     dataset: StreamingLeRobotDataset, start_method: str, num_workers: int, num_epochs: int
 ) -> None:

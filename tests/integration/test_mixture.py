@@ -94,9 +94,7 @@ def test_every_frame_once_over_ranks_and_workers(
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(
-    ("context", "num_workers"), [("fork", 2), pytest.param("spawn", 1, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("context", "num_workers"), [("fork", 2), ("forkserver", 1)])
 def test_real_workers_deliver_the_same(pair: list[WrittenDataset], context: str, num_workers: int) -> None:
     expected = in_turn(mix(pair), num_workers, 4)
     dataset = mix(pair)

@@ -22,8 +22,10 @@ from tests.support.shared import PROJECT
 GUIDE = PROJECT / "docs/how-to/train-on-several-ranks.md"
 
 # Written beside each recipe: what training got, rank by rank, without changing the recipe.
+# The fork server of each rank imports PyTorch once for its workers.
 RECORD = """
-import json, os
+import json, multiprocessing, os
+multiprocessing.set_forkserver_preload(["torch", "torch.utils.data"])
 from lrstream.streaming.resumable import ResumableDataset
 follow = ResumableDataset.follow
 def recorded(self, loader):

@@ -16,7 +16,7 @@ from torch.utils.data._utils import worker as torch_worker
 from lrstream.demo import DemoCamera, DemoSpec
 from lrstream.streaming.dataset import StreamingLeRobotDataset
 
-__all__ = ["SMALL", "as_worker", "batches_in_turn"]
+__all__ = ["SHORT", "SMALL", "as_worker", "batches_in_turn"]
 
 SMALL = DemoSpec(
     (7, 3, 5, 8, 2, 6, 4, 5, 3, 6),
@@ -25,6 +25,9 @@ SMALL = DemoSpec(
     episodes_per_data_file=5,
 )
 """Ten unequal episodes of 49 frames without video."""
+
+SHORT = DemoSpec((4, 1, 3, 5, 2, 1, 4, 2, 2, 1), SMALL.cameras, fps=10, episodes_per_data_file=5)
+"""As many episodes and only 25 frames, for tests that read it from every one of its positions."""
 
 
 @contextmanager

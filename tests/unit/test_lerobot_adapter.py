@@ -284,10 +284,10 @@ def test_each_iteration_is_the_next_epoch(small: WrittenDataset) -> None:
     assert list(held) == list(held) == [tuple(batch) for batch in found[1][:2]]
     assert dataset.epoch == 4
     # An end that is the same on all ranks holds wherever an iteration has begun, and what is over is passed.
-    for batches, rest in ((2, found[0][2:4]), (4, found[1][:4]), (6, found[1][:4])):
+    for done, rest in ((2, found[0][2:4]), (4, found[1][:4]), (6, found[1][:4])):
         dataset.set_epoch(0)
         dataset.set_epoch(3)
-        dataset.resume(batches=batches, batch_size=5)
+        dataset.resume(batches=done, batch_size=5)
         assert list(EpochLoader(dataset, loader, num_batches=4)) == rest
     dataset.set_epoch(3)
     dataset.resume(batches=len(found[0]), batch_size=5)

@@ -130,7 +130,9 @@ class EpisodeByteCache(Generic[K, P]):
         if budget_bytes is not None and budget_bytes < 0:
             raise UsageError(f"The byte budget is {budget_bytes}, expected 0 or more.")
         self.budget_bytes = budget_bytes
-        self._changed = threading.Condition()
+        # Taken by itself where nobody waits: a `Condition` enters it by a call of Python code.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._entries: dict[K, _Entry[P]] = {}
         self._queue: deque[object] = deque()
         self._is_closed = False
@@ -260,7 +262,7 @@ class EpisodeByteCache(Generic[K, P]):
         Raises:
             LrstreamError: The episode is not filled, or retired already.
         """
-        with self._changed:
+        with self._lock:
             entry = self._entries.get(episode)
             if entry is None or entry.is_retired or not entry.is_filled:
                 raise LrstreamError(f"Episode {episode} was to be decoded, but its bytes are not held.")
@@ -269,7 +271,7 @@ class EpisodeByteCache(Generic[K, P]):
         return Lease(payload, partial(self._end_lease, episode, entry))
 
     def _end_lease(self, episode: K, entry: _Entry[P]) -> None:
-        with self._changed:
+        with self._lock:
             entry.num_leases -= 1
             self._free_if_unused(episode, entry)
 

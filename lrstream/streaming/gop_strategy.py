@@ -39,8 +39,9 @@ Int32Array = npt.NDArray[np.int32]
 
 # First word of a random stream; those of `lrstream.streaming.pool` are lower.
 _SHUFFLE_STREAM, _UNIT_STREAM, _READY_STREAM = 11, 12, 13
-# Anchors drawn before it is looked again whether an episode has come to its end.
-_MOST_TAKEN = 64
+# Anchors drawn before it is looked again whether an episode has come to its end: so many, or where more are
+# ready this part of them, but no more than the last number.
+_FEW_TAKEN, _PART_TAKEN, _MOST_TAKEN = 64, 16, 512
 _FRAME_MASK = 0xFFFF_FFFF
 
 
@@ -381,7 +382,7 @@ class GopStrategy(PoolStrategy):
     def _take(self, *, is_one: bool) -> list[int]:
         """Draw anchors until the next unit fits; one at least and `_MOST_TAKEN` at most, or just one."""
         ready = self._ready
-        most = 1 if is_one else min(len(ready), _MOST_TAKEN)
+        most = 1 if is_one else min(len(ready), _MOST_TAKEN, max(_FEW_TAKEN, len(ready) // _PART_TAKEN))
         limit = -1 if self._next is None else self._capacity - self._next_bytes
         if self._anchor_bytes is not None:
             if self._next is not None:  # then it does not fit, and anchors have bytes

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, Literal, get_args
 
 __all__ = ["LoaderMetrics", "PayloadCheck", "Stage", "WaitHistogram"]
@@ -16,6 +15,8 @@ Stage = Literal["rows", "payload", "assembly", "unit", "decode", "transform"]
 sample: decoding (with `gop` conversion alone), image transforms."""
 
 _STAGES: tuple[Stage, ...] = ("rows", "payload", "assembly", "unit", "decode", "transform")
+
+_FETCHES: tuple[Stage, ...] = ("rows", "payload")
 
 PayloadCheck = Literal["correct", "unchecked", "healed", "damaged"]
 """What came of checking a span: right at once, no checksum, right when read again, wrong twice."""
@@ -90,6 +91,25 @@ def _per_second(count: int, seconds: float) -> float:
     return count / seconds if seconds else 0.0
 
 
+class _Timed:
+    """A piece of work that is being timed; a class, since one is made for every sample."""
+
+    __slots__ = ("_count", "_metrics", "_stage", "_started_s")
+
+    def __init__(self, metrics: LoaderMetrics, stage: Stage, count: int) -> None:
+        self._metrics = metrics
+        self._stage = stage
+        self._count = count
+
+    def __enter__(self) -> None:
+        self._started_s = time.perf_counter()
+        if self._stage in _FETCHES:
+            self._metrics._begin(self._started_s)
+
+    def __exit__(self, *_: object) -> None:
+        self._metrics._end(self._stage, self._count, self._started_s)
+
+
 class LoaderMetrics:
     """Thread-safe counters; they only grow."""
 
@@ -111,23 +131,21 @@ class LoaderMetrics:
         self._peak_reservoir_bytes = 0
         self._pictures = 0
 
-    @contextmanager
-    def timed(self, stage: Stage, count: int = 1) -> Iterator[None]:
+    def timed(self, stage: Stage, count: int = 1) -> AbstractContextManager[None]:
         """Count work of a stage, by default one piece, and the wall time it took, also if it fails."""
-        started = time.perf_counter()
-        is_fetch = stage in ("rows", "payload")
-        if is_fetch:
-            with self._lock:
-                self._fetching.enter(started)
-        try:
-            yield
-        finally:
-            ended = time.perf_counter()
-            with self._lock:
-                self._seconds[stage] += ended - started
-                self._counts[stage] += count
-                if is_fetch:
-                    self._fetching.leave(ended)
+        return _Timed(self, stage, count)
+
+    def _begin(self, started_s: float) -> None:
+        with self._lock:
+            self._fetching.enter(started_s)
+
+    def _end(self, stage: Stage, count: int, started_s: float) -> None:
+        ended_s = time.perf_counter()
+        with self._lock:
+            self._seconds[stage] += ended_s - started_s
+            self._counts[stage] += count
+            if stage in _FETCHES:
+                self._fetching.leave(ended_s)
 
     def add_payload(self, num_bytes: int) -> None:
         """Count bytes of MP4 payload that arrived."""

@@ -151,6 +151,7 @@ class EpochPipeline:
         self._entries: deque[UnitEntry] = deque()  # of the current block, still to be decoded
         self._place = -1  # of the next anchor in the current block
         self._next_anchor: _Anchor | None = None
+        self._arrived: set[int] = set()  # of the pool, in memory
         self._is_planned_out = False
         self.is_complete = False
         """Whether all that the plan holds has been delivered."""
@@ -190,7 +191,7 @@ class EpochPipeline:
                 raise LrstreamError("A decode thread gave neither a sample nor an error.")
             self._num_delivered += 1
             self._metrics.add_sample(time.perf_counter() - started)
-            if self._options.transform_in_threads:
+            if self._options.transform_in_threads or self._builder.image_transforms is None:
                 return outcome.sample
             with self._metrics.timed("transform"):
                 return self._builder.transform(outcome.sample)
@@ -274,6 +275,7 @@ class EpochPipeline:
                 )
             for episode in anchor.retired:
                 self._frontier.retire(episode)
+                self._arrived.discard(episode)
             if lease is not None:
                 break
         place = None if self._placer is None else self._placer.next()
@@ -288,6 +290,8 @@ class EpochPipeline:
 
     def _has_arrived(self, episode: int, is_idle: bool) -> bool:
         """Whether an episode is in the cache; waits for it, and raises its error, only if `is_idle`."""
+        if episode in self._arrived:
+            return True
         arrival = self._frontier.arrival(episode)
         if not arrival.done():
             if not is_idle:
@@ -300,6 +304,7 @@ class EpochPipeline:
         if arrival.exception() is not None and not is_idle:
             return False  # raised when its turn comes
         arrival.result()
+        self._arrived.add(episode)
         return True
 
     def _enter_units(self, reservoir: PictureReservoir, is_idle: bool) -> bool:

@@ -121,11 +121,24 @@ class SampleBuilder:
     ) -> None:
         """Add everything but video."""
         groups = self.windows.keys
+        place = sample.place
+        arrays = {} if place is None else place.lease.arrays
         for key, column in episode.rows.arrays.items():
+            out = arrays.get(key)
+            # The usual case; `_put` is for all others. Rows are copied, or a sample would keep its whole
+            # episode in memory.
+            if (
+                place is not None
+                and out is not None
+                and key not in groups
+                and out.dtype == column.dtype
+                and out.shape[1:] == column.shape[1:]
+            ):
+                out[place.row] = column[frame]
+                sample[key] = place.lease.rows[key][place.row]
+                continue
             group = groups.get(key)
-            row = column[frame] if group is None else column[windows[group].frames]
-            # A copy, or a sample would keep its whole episode in memory.
-            _put(sample, key, row)
+            _put(sample, key, column[frame] if group is None else column[windows[group].frames])
         anchor = np.array([frame])
         for key, values in episode.rows.objects.items():
             feature = self.features[key]

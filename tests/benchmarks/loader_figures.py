@@ -224,15 +224,16 @@ def strategies(datasets: Datasets, rounds: int) -> Iterator[dict[str, Any]]:
         step = 96 if "gop30" in name else 320
         remaining = Stream(root)
         costs: dict[str, list[Cost]] = {"bare": [], "remaining": [], "gop": []}
-        different: list[int] = []
-        epoch(root, sampling_strategy="gop")
+        _, different, _ = epoch(root, sampling_strategy="gop")
+        gop = Stream(root, LARGE_BATCH, sampling_strategy="gop")
+        gop.run(bare.num_samples)
         for number in range(rounds):
             costs["bare"].append(bare.run(np.roll(numbers, -number * step)[:step]))
             costs["remaining"].append(remaining.run(step))
-            cost, found, metrics = epoch(root, sampling_strategy="gop")
-            costs["gop"].append(cost)
-            different += found
+            costs["gop"].append(gop.run(bare.num_samples))  # an epoch: each picture decoded once
+        metrics = gop.dataset.metrics()
         remaining.close()
+        gop.close()
         ratios = {
             key: [a.cpu_ms / b.cpu_ms for a, b in zip(costs[key[0]], costs[key[1]], strict=True)]
             for key in (("remaining", "gop"), ("remaining", "bare"))

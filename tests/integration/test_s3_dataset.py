@@ -86,7 +86,7 @@ def test_training_from_s3(
     endpoint: str, source: str, tiny_dataset: WrittenDataset, start_method: str | None, isolated_home: Path
 ) -> None:
     """Options of the file system reach every worker, also after the parent has used its own (K16)."""
-    workers = 0 if start_method is None else 2
+    workers = {None: 0, "fork": 2, "spawn": 1}[start_method]
     with StreamingLeRobotDataset(source, storage_options=options(endpoint)) as dataset:
         next(iter(dataset))
     found = epoch(source, storage_options=options(endpoint), num_workers=workers, start_method=start_method)

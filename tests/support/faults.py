@@ -109,7 +109,7 @@ def replace_mp4(path: Path, *, keep_mtime: bool = False) -> None:
     old = path.stat()
     with av.open(str(path)) as container:
         stream = container.streams.video[0]
-        num_frames, fps = stream.frames, int(stream.average_rate or 0)
+        num_frames, fps = stream.frames, round(float(stream.average_rate or 0))
         camera = DemoCamera("replacement", stream.height, stream.width, "h264", gop=30)
     picture = Painter(15, camera.height, camera.width, seed=1).paint(255, 0)
     write_video(path, camera, fps, [[picture] * num_frames], faststart=True)

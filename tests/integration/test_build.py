@@ -296,6 +296,8 @@ def test_many_failed_transfers_end_the_build_early(
 
 
 def build_for_ever(root: Path, destination: Path) -> None:
+    # A job that a script started in the background ignores interrupts, and so would its children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         store, layout = opened(root)

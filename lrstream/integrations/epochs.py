@@ -16,7 +16,7 @@ class EpochLoader(Iterable[Any]):
 
     The first iteration begins where the dataset stands, also in the middle of an epoch after a resume; an
     epoch of which nothing is left is passed over. An iteration that is broken off counts as one: the next
-    iteration is the next epoch.
+    iteration is the next epoch. One that was asked for no batch counts as none.
 
     It is no `DataLoader`, so that no trainer takes it apart to share the data out among ranks once more.
 
@@ -48,12 +48,16 @@ class EpochLoader(Iterable[Any]):
         self._has_begun = False
 
     def __iter__(self) -> Iterator[Any]:
+        batches = self._iteration()
+        return batches if self._place is None else map(self._place, batches)
+
+    def _iteration(self) -> Iterator[Any]:
+        # Runs from the first batch on: Lightning makes an iterator that it never uses.
         is_first = not self._has_begun
         self._has_begun = True
         if self._is_advancing and (not is_first or self._is_at_end()):
             self.dataset.set_epoch(self.dataset.epoch + 1)
-        batches = self._batches(may_be_over=is_first and self._is_advancing)
-        return batches if self._place is None else map(self._place, batches)
+        yield from self._batches(may_be_over=is_first and self._is_advancing)
 
     def _batches(self, *, may_be_over: bool) -> Iterator[Any]:
         is_over = may_be_over

@@ -294,6 +294,15 @@ def test_each_iteration_is_the_next_epoch(small: WrittenDataset) -> None:
     epochs = EpochLoader(dataset, loader)
     assert list(epochs) == found[1]
     assert dataset.epoch == 4
+    # Lightning makes an iterator that it never asks for a batch: that is no epoch.
+    dataset.set_epoch(0)
+    dataset.set_epoch(3)
+    dataset.resume(batches=2, batch_size=5)
+    epochs = EpochLoader(dataset, loader)
+    iter(epochs)
+    assert list(epochs) == found[0][2:]
+    iter(epochs)
+    assert list(epochs) == found[1]
     with pytest.raises(UsageError, match="num_batches is 0"):
         EpochLoader(dataset, loader, num_batches=0)
 

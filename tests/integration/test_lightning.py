@@ -19,7 +19,7 @@ pytest.importorskip("lightning", reason="Lightning is not installed here")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
-# Importing Lightning takes most of the time: all runs of a rank are in one process, and its workers are forks of
+# Importing Lightning takes most of the time: all runs of a rank are in one process, its workers forks of
 # a server that imports Lightning once.
 PRELOAD = """
 import multiprocessing
@@ -108,6 +108,9 @@ def test_every_frame_once_an_epoch_and_the_next_one_after_a_resume(
         assert rest == whole[step:], step
 
 
+@pytest.mark.skipif(
+    not os.environ.get("LRSTREAM_LONG_TESTS"), reason="takes a minute; LRSTREAM_LONG_TESTS=1 runs it"
+)
 def test_ranks_end_together_and_resume(dataset: WrittenDataset, tmp_path: Path) -> None:
     ranks = run(dataset, tmp_path, 4, world_size=2)
     assert [len(whole) for whole, _ in ranks] == [6, 6]

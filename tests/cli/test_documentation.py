@@ -109,6 +109,7 @@ def test_blocks_run(
 NOT_RUN = {
     "README.md": "installs into a new environment; run by hand for each release",
     "CONTRIBUTING.md": "installs, and runs all tests",
+    "docs/explanation/performance.md": "measures for half an hour: tests/benchmarks",
     "docs/how-to/choose-a-decoder.md": "a GPU; TorchCodec: tests/integration/test_torchcodec.py",
     "docs/how-to/find-what-limits.md": "compares two runs: tests/cli/test_benchmark.py",
     "docs/how-to/fit-a-byte-budget.md": "an error on purpose: tests/integration/test_inspect_budget.py",

@@ -295,13 +295,14 @@ class PictureReservoir:
                 except BaseException as error:  # noqa: BLE001  (raised at the anchors that it concerns)
                     errors[number] = error
         with self._lock:
-            self._leases.pop(id(unit), None)
-            self._unit_done.notify_all()
             for number, failure in errors.items():
                 pictures = held.cameras[number].pictures
                 for rank in unit.wanted[number]:
                     if pictures.get(rank) is unit:
                         pictures[rank] = failure
+            # Last: `when_ready` takes it without the lock that no unit is left for all pictures being there.
+            self._leases.pop(id(unit), None)
+            self._unit_done.notify_all()
             waiting, unit.waiting = unit.waiting, None
         self._metrics.add_pictures(sum(map(len, unit.wanted.values())))
         for job in waiting or ():

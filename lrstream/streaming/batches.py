@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils.data import get_worker_info
@@ -22,38 +22,13 @@ from torch.utils.data._utils.collate import collate as torch_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from lrstream.streaming.received import receive_tensors
-from lrstream.streaming.slabs import BatchLayout, Lease, SlabName, SlabPool, may_share
+from lrstream.streaming.row_plan import RowPlan
+from lrstream.streaming.sample_dict import Place, Sample
+from lrstream.streaming.slabs import NUMPY_DTYPES, BatchLayout, Lease, SlabName, SlabPool, may_share
 
 __all__ = ["BatchMemory", "Place", "Placer", "Sample"]
 
 CollateMap = dict[type | tuple[type, ...], Callable[..., Any]]
-
-
-class Place(NamedTuple):
-    """A row of a slab that a sample is made in."""
-
-    lease: Lease
-    row: int
-
-
-class Sample(dict[str, Any]):
-    """One training sample: a dictionary that also knows where its tensors were put.
-
-    Copies and pickles of it are plain dictionaries.
-    """
-
-    __slots__ = ("memory", "place")
-
-    memory: BatchMemory | None
-    place: Place | None
-
-    def __init__(self, memory: BatchMemory | None = None, place: Place | None = None) -> None:
-        super().__init__()
-        self.memory = memory
-        self.place = place
-
-    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
-        return dict, (dict(self),)
 
 
 class BatchMemory:
@@ -67,6 +42,8 @@ class BatchMemory:
         self._pool = SlabPool(is_shared=self._is_worker and may_share())
         self._may_place = not self._is_worker or may_share()
         self._layout: BatchLayout | None = None
+        self._plan: RowPlan | None = None
+        self._keys: list[str] = []
         self._last_size = 0
 
     @property
@@ -79,9 +56,9 @@ class BatchMemory:
         """What the next batch will probably look like; None = unknown."""
         return self._layout
 
-    def take(self, layout: BatchLayout) -> Lease:
-        """Memory for a batch."""
-        return self._pool.take(layout)
+    def begin(self) -> Lease | None:
+        """Memory for a batch like the last ones; None where nothing is known of them."""
+        return None if self._layout is None else self._pool.take(self._layout, self._plan)
 
     def collate(
         self,
@@ -97,32 +74,74 @@ class BatchMemory:
             collate_map: As `torch.utils.data.default_collate` knows it.
             others: Joins values that are no tensors; None = as PyTorch does, which walks into lists.
         """
+        lease = _common_lease(samples)
+        if lease is not None and (batch := self._gather(samples, lease, collate_map, others)) is not None:
+            return _Outgoing(batch, lease) if self._is_worker else batch
+        for sample in samples:
+            sample.complete()
         stackable = {key: value for key, value in samples[0].items() if _can_stack(samples, key)}
         if not self._may_place or not stackable:
             return _collate_plainly(samples, collate_map, others)
-        self._learn(len(samples), stackable)
-        lease = _common_lease(samples)
-        if lease is None or not lease.layout.fits(stackable):
+        self._learn(samples, stackable)
+        # Where fields are gathered there is no row of them to be filled sample by sample.
+        if lease is None or lease.plan is not None or not lease.layout.fits(stackable):
             num_rows = max(len(samples), 0 if self._layout is None else self._layout.num_rows)
-            lease = self.take(BatchLayout.of(num_rows, stackable))
-        batch: dict[str, Any] = {}
+            lease = self._pool.take(BatchLayout.of(num_rows, stackable))
+        batch = {}
         for key in samples[0]:
             values = [sample[key] for sample in samples]
-            if key not in stackable:
-                batch[key] = _join(values, collate_map, others)
-                continue
-            for row, value in zip(lease.rows[key], values, strict=False):
-                if value is not row:
-                    row.copy_(value)
-            tensor = lease.tensors[key]
-            batch[key] = tensor if len(tensor) == len(samples) else tensor[: len(samples)]
+            batch[key] = (
+                _stack(values, lease, key) if key in stackable else _join(values, collate_map, others)
+            )
         return _Outgoing(batch, lease) if self._is_worker else batch
 
-    def _learn(self, size: int, sample: Mapping[str, torch.Tensor]) -> None:
+    def _gather(
+        self,
+        samples: Sequence[Sample],
+        lease: Lease,
+        collate_map: CollateMap | None,
+        others: Callable[[list[Any]], Any] | None,
+    ) -> dict[str, Any] | None:
+        """Stack samples whose numeric features all wait; None where anything differs from earlier batches."""
+        plan, packed = lease.plan, lease.packed
+        if plan is None or packed is None or plan is not self._plan:
+            return None
+        size, first = len(samples), samples[0].own_keys()
+        if size != lease.layout.num_rows and size == self._last_size:
+            return None  # batches have become smaller
+        if len(first) + len(plan.keys) != len(self._keys):
+            return None
+        for sample in samples:
+            if not sample.is_waiting or sample.own_keys() != first:
+                return None
+        batch: dict[str, Any] = {}
+        for key in self._keys:
+            if key in first:
+                values = [sample[key] for sample in samples]
+                if key not in lease.rows:
+                    batch[key] = _join(values, collate_map, others)
+                elif _fit(values, lease, key):
+                    batch[key] = _stack(values, lease, key)
+                else:
+                    return None
+            elif key in plan.keys:
+                lease.arrays[key][:size] = packed[key][:size]
+                batch[key] = _rows_of(lease, key, size)
+            else:
+                return None
+        self._last_size = size
+        return batch
+
+    def _learn(self, samples: Sequence[Sample], stackable: Mapping[str, torch.Tensor]) -> None:
         """Take note of a batch; the one of another size at the end of an epoch says nothing."""
-        known = self._layout
-        if known is None or (size == self._last_size and not (known.num_rows == size and known.fits(sample))):
-            self._layout = BatchLayout.of(size, sample)
+        known, size = self._layout, len(samples)
+        if known is None or (
+            size == self._last_size and not (known.num_rows == size and known.fits(stackable))
+        ):
+            known = self._layout = BatchLayout.of(size, stackable)
+            self._keys, self._plan = list(samples[0]), samples[0].plan
+        if self._plan is not None and not all(_follows(sample, self._plan, stackable) for sample in samples):
+            self._plan = None  # for good: who replaces features will do so in every batch
         self._last_size = size
 
 
@@ -146,7 +165,9 @@ class Placer:
             layout = self.memory.layout
             if layout is None or number % layout.num_rows:
                 return None
-            lease = self._lease = self.memory.take(layout)
+            lease = self._lease = self.memory.begin()
+            if lease is None:
+                return None
         row = number % lease.layout.num_rows
         if row == lease.layout.num_rows - 1:
             self._lease = None
@@ -202,10 +223,46 @@ def _is_in(lease: Lease, key: str, value: Any) -> bool:
     )
 
 
+def _stack(values: Sequence[torch.Tensor], lease: Lease, key: str) -> torch.Tensor:
+    """Tensors of one shape and type in the first rows of a field; those that are there already stay."""
+    for row, value in zip(lease.rows[key], values, strict=False):
+        if value is not row:
+            row.copy_(value)
+    return _rows_of(lease, key, len(values))
+
+
+def _rows_of(lease: Lease, key: str, size: int) -> torch.Tensor:
+    tensor = lease.tensors[key]
+    return tensor if len(tensor) == size else tensor[:size]
+
+
+def _fit(values: Sequence[Any], lease: Lease, key: str) -> bool:
+    """Whether all are the rows of a field, or may be copied there."""
+    return all(
+        value is row or (_is_plain(value) and value.shape == row.shape and value.dtype == row.dtype)
+        for row, value in zip(lease.rows[key], values, strict=False)
+    )
+
+
+def _follows(sample: Sample, plan: RowPlan, stackable: Mapping[str, torch.Tensor]) -> bool:
+    """Whether the features of a plan are in a sample as their rows have them."""
+    if sample.plan is not plan:
+        return False
+    for key in plan.keys:
+        dtype, value = plan.dtype[key], stackable.get(key)
+        if value is None or value.shape != dtype.shape or dtype.base != NUMPY_DTYPES[value.dtype]:
+            return False
+    return True
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) is torch.Tensor and BatchLayout.may_hold(value)
+
+
 def _can_stack(samples: Sequence[Sample], key: str) -> bool:
     """Whether a key holds plain tensors of one shape and type."""
     value = samples[0][key]
-    if type(value) is not torch.Tensor or not BatchLayout.may_hold(value):
+    if not _is_plain(value):
         return False
     shape, dtype = value.shape, value.dtype
     for sample in samples:

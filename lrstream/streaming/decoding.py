@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -147,20 +147,23 @@ class DecodeStage:
                 del self._waiting[key]
         self._deliver(job.gops.values())
 
-    def _deliver(self, groups: Iterable[list[QueuedAnchor]]) -> None:
-        self.outcomes.put([outcome for anchors in groups for outcome in self._decode(anchors)])
+    def _deliver(self, groups: Collection[list[QueuedAnchor]]) -> None:
+        with self._metrics.timed("decode", sum(map(len, groups))):
+            outcomes = [outcome for anchors in groups for outcome in self._decode(anchors)]
+        if self._is_transforming:
+            outcomes = [self._transform(outcome) for outcome in outcomes]
+        self.outcomes.put(outcomes)
 
     def _decode(self, anchors: list[QueuedAnchor]) -> list[Outcome]:
         lease = anchors[0].lease
         try:
-            with self._metrics.timed("decode", len(anchors)):
-                samples = self._builder.build(
-                    lease.payload,
-                    [anchor.frame for anchor in anchors],
-                    lease if isinstance(lease, HeldAnchor) else self._decoders,
-                    memory=self._memory,
-                    places=[anchor.place for anchor in anchors],
-                )
+            samples = self._builder.build(
+                lease.payload,
+                [anchor.frame for anchor in anchors],
+                lease if isinstance(lease, HeldAnchor) else self._decoders,
+                memory=self._memory,
+                places=[anchor.place for anchor in anchors],
+            )
         except BaseException as error:  # noqa: BLE001  (raised again where the sample is waited for)
             if len(anchors) > 1:
                 # Which of them is at fault? The others are right, and come before the error if it is theirs.
@@ -170,16 +173,16 @@ class DecodeStage:
         # The bytes are given back before a sample is announced: whoever has all samples may rely on it
         # that nothing is leased any more.
         self._release(anchors)
-        return [self._finish(anchor.number, sample) for anchor, sample in zip(anchors, samples, strict=True)]
+        return [Outcome(anchor.number, sample, None) for anchor, sample in zip(anchors, samples, strict=True)]
 
-    def _finish(self, number: int, sample: Sample) -> Outcome:
-        if not self._is_transforming:
-            return Outcome(number, sample, None)
+    def _transform(self, outcome: Outcome) -> Outcome:
+        if outcome.sample is None:
+            return outcome
         try:
             with self._metrics.timed("transform"):
-                return Outcome(number, self._builder.transform(sample), None)
+                return outcome._replace(sample=self._builder.transform(outcome.sample))
         except BaseException as error:  # noqa: BLE001  (raised again where the sample is waited for)
-            return Outcome(number, None, error)
+            return Outcome(outcome.number, None, error)
 
     def _release(self, anchors: list[QueuedAnchor]) -> None:
         for anchor in anchors:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lrstream.layout.rows import EpisodeRows
 from lrstream.streaming.clip import NO_PICTURE, Clip, pictures_of_rows
+from lrstream.streaming.row_plan import PackedRows, pack_rows
 from lrstream.timebase import row_tolerance_s
 
 __all__ = ["CameraRecord", "EpisodeRecord"]
@@ -65,11 +66,19 @@ class EpisodeRecord:
 
     Attributes:
         rows: Its rows.
+        packed: The numeric features of the rows side by side; the same memory as theirs.
         cameras: Its video features, RGB and depth, by key.
     """
 
     rows: EpisodeRows
+    packed: PackedRows
     cameras: Mapping[str, CameraRecord]
+
+    @classmethod
+    def of(cls, rows: EpisodeRows, cameras: Mapping[str, CameraRecord]) -> EpisodeRecord:
+        """Pack the rows of an episode."""
+        packed = pack_rows(rows.arrays)
+        return cls(replace(rows, arrays={key: packed[key] for key in rows.arrays}), packed, cameras)
 
     @property
     def episode_index(self) -> int:

@@ -117,7 +117,7 @@ class EpisodeLoader:
                 for key, columns in self._layout.episodes.cameras.items()
             }
         self._metrics.add_episode(len(rows))
-        return EpisodeRecord(rows, cameras)
+        return EpisodeRecord.of(rows, cameras)
 
     def load(self, position: int) -> EpisodeRecord:
         """One episode, read in the calling thread."""

@@ -75,7 +75,10 @@ class IteratedDataset(ObservedDataset):
         self.close()
 
     def _tick(self, progress: Progress) -> None:
-        self._log().tick(self._who(progress), self.log_interval_s, self.metrics)
+        if self.log_interval_s > 0:
+            log = self._log()
+            if log.is_due(self.log_interval_s):
+                log.tell(self._who(progress), self.metrics())
         self._export.tick(progress.part, self.metrics)
 
     def _tell(self, progress: Progress) -> None:

@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from lrstream.errors import UsageError
@@ -66,16 +66,9 @@ class PeriodicReport:
         self._stalls = 0
         self._stall_s = 0.0
 
-    def tick(self, who: str, interval_s: float, snapshot: Callable[[], Mapping[str, Any]]) -> None:
-        """Report if the interval has passed; cheap otherwise.
-
-        Args:
-            who: Rank, worker and epoch.
-            interval_s: Seconds between two lines; 0 = never.
-            snapshot: Gives all counters.
-        """
-        if interval_s > 0 and time.monotonic() - self._since_s >= interval_s:
-            self.tell(who, snapshot())
+    def is_due(self, interval_s: float) -> bool:
+        """Whether so many seconds have passed since the last report."""
+        return time.monotonic() - self._since_s >= interval_s
 
     def tell(self, who: str, counters: Mapping[str, Any]) -> None:
         """Report now what has happened since the last time."""

@@ -282,7 +282,7 @@ class PictureReservoir:
             key: replace(camera, clip=replace(camera.clip, payload=b""))
             for key, camera in record.cameras.items()
         }
-        return _HeldEpisode(EpisodeRecord(record.rows, without_bytes), cameras, len(anchors))
+        return _HeldEpisode(replace(record, cameras=without_bytes), cameras, len(anchors))
 
     def _decode(self, unit: _Unit, held: _HeldEpisode, lease: Lease[EpisodeRecord]) -> None:
         errors: dict[int, BaseException] = {}

@@ -22,6 +22,7 @@ from lrstream.streaming.pictures import (
     depth_table,
     to_unit_range,
 )
+from lrstream.streaming.row_plan import row_plan
 from lrstream.streaming.targets import CameraTarget
 from lrstream.streaming.windows import Window, WindowSpec
 
@@ -53,6 +54,7 @@ class SampleBuilder:
     decode_hooks: Mapping[str, DecodeHook] = field(default_factory=dict)
     _depth_tables: Mapping[str, NDArray[np.float32]] = field(init=False)
     _rgb_keys: tuple[str, ...] = field(init=False)
+    _in_windows: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         tables = {
@@ -67,6 +69,7 @@ class SampleBuilder:
         )
         object.__setattr__(self, "_depth_tables", tables)
         object.__setattr__(self, "_rgb_keys", rgb)
+        object.__setattr__(self, "_in_windows", frozenset(self.windows.keys))
 
     def build(
         self,
@@ -103,8 +106,11 @@ class SampleBuilder:
                 for frame, window in zip(frames, windows, strict=True)
             ]
             self._add_pictures(key, camera, rows, samples, source)
+        plan = row_plan(episode.packed.dtype, self._in_windows)
         for frame, window, sample in zip(frames, windows, samples, strict=True):
-            self._add_rows(episode, frame, window, sample)
+            sample.put_row(plan, episode.packed, frame)
+            self._add_others(episode, frame, window, sample)
+            sample["task"] = self.tasks[int(episode.rows.arrays["task_index"][frame])]
         return samples
 
     @property
@@ -116,42 +122,25 @@ class SampleBuilder:
         """What anchors of one episode have in common that are best built together; -1 = nothing known."""
         return episode.gop_of(frame)
 
-    def _add_rows(
+    def _add_others(
         self, episode: EpisodeRecord, frame: int, windows: Sequence[Window], sample: Sample
     ) -> None:
-        """Add everything but video."""
+        """Add windows of numeric features, and features that are neither numeric nor video."""
         groups = self.windows.keys
-        place = sample.place
-        arrays = {} if place is None else place.lease.arrays
-        for key, column in episode.rows.arrays.items():
-            out = arrays.get(key)
-            # The usual case; `_put` is for all others. Rows are copied, or a sample would keep its whole
-            # episode in memory.
-            if (
-                place is not None
-                and out is not None
-                and key not in groups
-                and out.dtype == column.dtype
-                and out.shape[1:] == column.shape[1:]
-            ):
-                out[place.row] = column[frame]
-                sample[key] = place.lease.rows[key][place.row]
-                continue
-            group = groups.get(key)
-            _put(sample, key, column[frame] if group is None else column[windows[group].frames])
-        anchor = np.array([frame])
+        for key, group in groups.items():
+            if (column := episode.rows.arrays.get(key)) is not None:
+                _put(sample, key, column[windows[group].frames])
         for key, values in episode.rows.objects.items():
             feature = self.features[key]
-            group = groups.get(key)
+            in_window = groups.get(key)
             if feature.kind not in ("image", "depth_image"):
                 sample[key] = values[frame]
-            elif group is not None:
-                sample[key] = self._images(feature, values, windows[group].frames, episode)
+            elif in_window is not None:
+                sample[key] = self._images(feature, values, windows[in_window].frames, episode)
             else:
-                sample[key] = self._images(feature, values, anchor, episode)[0]
+                sample[key] = self._images(feature, values, np.array([frame]), episode)[0]
         for key, group in groups.items():
             _put(sample, f"{key}_is_pad", windows[group].is_pad)
-        sample["task"] = self.tasks[int(episode.rows.arrays["task_index"][frame])]
 
     def transform(self, sample: Sample) -> Sample:
         """Apply the image transforms to every RGB camera of a sample, in place."""
@@ -224,13 +213,14 @@ class SampleBuilder:
 def _place_of(sample: Sample, key: str) -> NDArray[Any] | None:
     """Where the tensor of a key of this sample belongs in its batch."""
     place = sample.place
-    if place is None or (array := place.lease.arrays.get(key)) is None:
+    if place is None or key not in place.lease.rows:
         return None
+    array = place.lease.arrays[key]
     part: NDArray[Any] = array[place.row, ...]
     return part
 
 
-def _put(sample: Sample, key: str, values: Any) -> None:
+def _put(sample: Sample, key: str, values: NDArray[Any]) -> None:
     """Add a tensor with a copy of some values, in the sample's row of its batch if they fit there."""
     place = _place_of(sample, key)
     if place is not None and place.shape == values.shape and place.dtype == values.dtype:

@@ -34,10 +34,12 @@ import torch
 from numpy.typing import NDArray
 
 from lrstream.errors import LrstreamError
+from lrstream.streaming.row_plan import PackedRows, RowPlan
 
 __all__ = [
     "HEADER",
     "HEADER_BYTES",
+    "NUMPY_DTYPES",
     "BatchLayout",
     "Field",
     "Lease",
@@ -55,7 +57,7 @@ HEADER = struct.Struct("=QQ")
 _MOST_IDLE = 3
 
 
-_DTYPES: dict[torch.dtype, type[np.generic]] = {
+NUMPY_DTYPES: dict[torch.dtype, type[np.generic]] = {
     torch.bool: np.bool_,
     torch.uint8: np.uint8,
     torch.int8: np.int8,
@@ -124,7 +126,7 @@ class BatchLayout:
     def may_hold(value: torch.Tensor) -> bool:
         """Whether a tensor is of a kind that slabs have."""
         return (
-            value.dtype in _DTYPES
+            value.dtype in NUMPY_DTYPES
             and value.layout is torch.strided
             and value.device.type == "cpu"
             and not value.requires_grad
@@ -146,7 +148,7 @@ class BatchLayout:
         for key, dtype, shape, offset in self.fields:
             if (rows := num_rows.get(key)) is not None:
                 size = rows * math.prod(shape) * dtype.itemsize
-                arrays[key] = memory[offset : offset + size].view(_DTYPES[dtype]).reshape(rows, *shape)
+                arrays[key] = memory[offset : offset + size].view(NUMPY_DTYPES[dtype]).reshape(rows, *shape)
         return arrays
 
 
@@ -209,13 +211,19 @@ class Lease:
 
     Attributes:
         layout: Where what lies.
+        plan: Of the fields that are gathered in `packed` first; None = nothing is.
         arrays: ``(num_rows, *shape)`` by key.
         tensors: The same memory as tensors.
-        rows: The same memory as one tensor for each sample.
+        rows: The same memory as one tensor for each sample, but for the fields of `plan`.
+        packed: Rows of the samples, by `plan`; memory of its own.
     """
 
-    def __init__(self, pool: SlabPool, slab: _Slab, layout: BatchLayout, batch: int) -> None:
+    def __init__(
+        self, pool: SlabPool, slab: _Slab, layout: BatchLayout, batch: int, plan: RowPlan | None
+    ) -> None:
         self.layout = layout
+        self.plan = plan
+        self.packed: PackedRows | None = None if plan is None else np.empty(layout.num_rows, plan.dtype)
         self._pool = pool
         self._batch = batch
         memory = slab.view()
@@ -224,7 +232,8 @@ class Lease:
         all_rows = dict.fromkeys((field.key for field in layout.fields), layout.num_rows)
         self.arrays = layout.arrays(memory, all_rows)
         self.tensors = {key: torch.from_numpy(array) for key, array in self.arrays.items()}
-        self.rows = {key: tensor.unbind(0) for key, tensor in self.tensors.items()}
+        gathered = () if plan is None else plan.keys
+        self.rows = {key: tensor.unbind(0) for key, tensor in self.tensors.items() if key not in gathered}
 
     @property
     def is_sent(self) -> bool:
@@ -269,8 +278,13 @@ class SlabPool:
         """Slabs, idle or not."""
         return self._num_slabs
 
-    def take(self, layout: BatchLayout) -> Lease:
-        """Memory for a batch; its content is undefined."""
+    def take(self, layout: BatchLayout, plan: RowPlan | None = None) -> Lease:
+        """Memory for a batch; its content is undefined.
+
+        Args:
+            layout: Where what lies.
+            plan: Of fields of the layout that samples leave in `Lease.packed`.
+        """
         with self._lock:
             self._collect()
             fitting = [slab for slab in self._idle if slab.num_bytes == layout.num_bytes]
@@ -286,7 +300,7 @@ class SlabPool:
                 self._num_bytes += slab.num_bytes
             self._num_batches += 1
             slab.begin(self._num_batches)
-            return Lease(self, slab, layout, self._num_batches)
+            return Lease(self, slab, layout, self._num_batches, plan)
 
     def _give_back(self, loan: _Loan) -> None:
         self._dropped.append(loan)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import json
 import os
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import default_collate
@@ -18,6 +21,7 @@ from lrstream.errors import LrstreamError
 from lrstream.streaming import batches
 from lrstream.streaming.batches import BatchMemory, Placer, Sample
 from lrstream.streaming.received import receive_tensors
+from lrstream.streaming.row_plan import pack_rows, row_plan
 from lrstream.streaming.slabs import BatchLayout, SlabPool
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="shared batches are for Linux")
@@ -40,6 +44,46 @@ def sample_of(number: int, memory: BatchMemory | None = None, place: Any = None)
         else:
             sample[key] = value
     return sample
+
+
+ROWS = pack_rows(
+    {
+        "state": np.arange(60, dtype=np.float32).reshape(20, 3),
+        "index": np.arange(20),
+        "is_last": np.arange(20) == 19,
+        "nothing": np.empty((20, 0), dtype=np.float32),
+    }
+)
+NO_WINDOWS: frozenset[str] = frozenset()
+
+
+def with_rows(number: int, memory: BatchMemory | None = None, place: Any = None) -> Sample:
+    """A sample as the loader makes it: a picture in its row of the batch, features that wait if they may."""
+    sample = Sample(memory, place)
+    if place is None:
+        sample["picture"] = torch.full((3, 4, 6), number, dtype=torch.uint8)
+    else:
+        sample["picture"] = place.lease.rows["picture"][place.row].fill_(number)
+    sample.put_row(row_plan(ROWS.dtype, NO_WINDOWS), ROWS, number)
+    sample["task"] = f"task {number}"
+    return sample
+
+
+def eager(number: int) -> dict[str, Any]:
+    """The same, made in the plainest way."""
+    return {
+        "picture": torch.full((3, 4, 6), number, dtype=torch.uint8),
+        "state": torch.tensor([3.0 * number, 3.0 * number + 1, 3.0 * number + 2]),
+        "index": torch.tensor(number),
+        "is_last": torch.tensor(number == 19),
+        "nothing": torch.empty(0),
+        "task": f"task {number}",
+    }
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two samples or batches have equal entries, in any order."""
+    return set(one) == set(other) and equal({key: one[key] for key in other}, dict(other))
 
 
 def equal(batch: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -128,6 +172,117 @@ def test_copies_and_pickles_of_samples_are_plain_dictionaries() -> None:
     copied = pickle.loads(pickle.dumps(sample_of(3, memory)))
     assert type(copied) is dict
     assert equal(copied, dict(sample_of(3)))
+
+
+def waiting(memory: BatchMemory, *, size: int = 4) -> list[Sample]:
+    """Samples whose features wait, of a memory that knows batches of this size."""
+    default_collate([with_rows(number, memory) for number in range(size)])
+    placer = Placer(memory)
+    samples = [with_rows(number, memory, placer.next()) for number in range(10, 10 + size)]
+    assert all(sample.is_waiting for sample in samples)
+    return samples
+
+
+def test_features_that_wait_are_stacked_at_once() -> None:
+    memory = BatchMemory()
+    placer, number = Placer(memory), 0
+    for index, size in enumerate([4, 4, 4, 3, 2, 2]):
+        samples = [with_rows(number + i, memory, placer.next()) for i in range(size)]
+        batch = default_collate(samples)
+        if index < 4:  # nobody had to look into them
+            assert all(sample.is_waiting for sample in samples) == (index > 0)
+        assert same(batch, default_collate([eager(number + i) for i in range(size)]))
+        assert all(value.is_contiguous() for value in batch.values() if isinstance(value, torch.Tensor))
+        number += size
+
+
+LOOKS: dict[str, Callable[[Any], Any]] = {
+    "[]": lambda sample: sample["state"].tolist(),
+    "in": lambda sample: "state" in sample,
+    "==": lambda sample: set(sample) == {*eager(0)},
+    "len": len,
+    "iter": lambda sample: sorted(sample),
+    "reversed": lambda sample: [*reversed(sample)].count("state"),
+    "keys": lambda sample: sorted(sample.keys()),
+    "values": lambda sample: len(list(sample.values())),
+    "items": lambda sample: sorted(key for key, _ in sample.items()),
+    "get": lambda sample: sample.get("index").item(),
+    "pop": lambda sample: sample.pop("index").item(),
+    "setdefault": lambda sample: sample.setdefault("index", None).item(),
+    "copy": lambda sample: sorted(sample.copy()),
+    "dict": lambda sample: sorted(dict(sample)),
+    "**": lambda sample: sorted({**sample}),
+    "call": lambda sample: sorted((lambda **entries: entries)(**sample)),
+    "|": lambda sample: sorted(sample | {"more": 1}),
+    "or": lambda sample: sorted({"more": 1} | sample),
+    "pickle": lambda sample: sorted(pickle.loads(pickle.dumps(sample))),
+    "json": lambda sample: sorted(json.loads(json.dumps(sample, default=str))),
+    "copy.copy": lambda sample: sorted(copy.copy(sample)),
+    "pytree": lambda sample: len(torch.utils._pytree.tree_leaves(dict(sample))),
+    "repr": lambda sample: "'state': tensor(" in repr(sample),
+    "update": lambda sample: ({}.update(sample), sorted(sample))[1],
+    "del": lambda sample: (sample.__delitem__("state"), sorted(sample))[1],
+    "absent": lambda sample: sample.get("absent"),
+}
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_whoever_looks_into_a_sample_finds_all_of_it(name: str) -> None:
+    samples = waiting(BatchMemory())
+    expected = [eager(10), eager(11)]
+    assert LOOKS[name](samples[1]) == LOOKS[name](dict(expected[1]))
+    with pytest.raises(KeyError, match="absent"):
+        samples[1]["absent"]
+    if name not in ("pop", "del"):
+        assert same(samples[1], expected[1])
+    assert samples[0].is_waiting
+
+
+def test_no_method_of_dictionaries_is_forgotten() -> None:
+    # Those that look at nothing, or only at entries that are given to them.
+    harmless = {
+        "__class_getitem__",
+        "__getitem__",
+        "__setitem__",
+        "fromkeys",
+        "update",
+        "__init__",
+        "__new__",
+    }
+    harmless |= {"__getattribute__", "__sizeof__", "__hash__", "__doc__"}
+    of_dict = {name for name in vars(dict) if name not in harmless}
+    assert of_dict <= vars(Sample).keys()
+
+
+def test_samples_that_were_looked_into_or_changed_are_stacked_as_they_are() -> None:
+    for change in range(5):
+        memory = BatchMemory()
+        samples = waiting(memory)
+        expected = [eager(number) for number in range(10, 14)]
+        if change == 0:
+            assert samples[2]["state"].tolist() == [36, 37, 38]
+        elif change == 1:
+            samples[2]["state"] = expected[2]["state"] = torch.tensor([7.0, 8.0, 9.0])
+        elif change == 2:
+            for sample, other in zip(samples, expected, strict=True):
+                sample["state"] = other["state"] = torch.zeros(5)
+        elif change == 3:
+            for sample, other in zip(samples, expected, strict=True):
+                sample["more"] = other["more"] = torch.ones(2)
+        else:
+            for sample, other in zip(samples, expected, strict=True):
+                del sample["index"], other["index"]
+        assert same(default_collate(samples), default_collate(expected))
+        shuffled = list(reversed(waiting(memory)))
+        assert same(default_collate(shuffled), default_collate([eager(13 - i) for i in range(4)]))
+
+
+def test_what_a_sample_gives_is_not_the_memory_of_its_batch() -> None:
+    samples = waiting(BatchMemory())
+    batch = default_collate(samples)
+    state = samples[0]["state"]
+    batch["state"].zero_()
+    assert state.tolist() == [30, 31, 32]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ paths; nothing descends into a box on its own.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -120,6 +120,9 @@ class Box:
     offset: int
     header_size: int
     payload: memoryview
+    _found: list[tuple[bytes, int, int, int]] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
 
     def malformed(self, what: str, *, hint: str | None = None, **fields: Any) -> MalformedMp4Error:
         """Error about the content of this box that contradicts the standard or itself."""
@@ -140,6 +143,20 @@ class Box:
         Raises:
             MalformedMp4Error: A child is smaller than its header, or ends outside this box.
         """
+        for kind, at, header_size, size in self._headers(start, padded):
+            yield self._child(kind, at, header_size, size)
+
+    def _child(self, kind: bytes, at: int, header_size: int, size: int) -> Box:
+        return Box(
+            self.file_path,
+            f"{self.path}/{fourcc_text(kind)}",
+            self.offset + self.header_size + at,
+            header_size,
+            self.payload[at + header_size : at + size],
+        )
+
+    def _headers(self, start: int, padded: bool) -> Iterator[tuple[bytes, int, int, int]]:
+        """Kind, payload index, header size and size of each child, once it is known to fit."""
         if self.path.count("/") + 1 >= MAX_DEPTH:
             raise self.malformed(f"boxes are nested more than {MAX_DEPTH} deep")
         base = self.offset + self.header_size
@@ -154,18 +171,15 @@ class Box:
             if header is None:
                 raise self.malformed(f"{end - at} bytes after the last box are no box")
             kind, size, header_size = header
-            path = f"{self.path}/{fourcc_text(kind)}"
             if size is None or size < header_size or size > end - at:
                 got = "0 (open-ended)" if size is None else str(size)
                 raise malformed(
                     self.file_path,
                     f"box size is {got}, but {self.path} has {end - at} bytes left for it",
-                    box=path,
+                    box=f"{self.path}/{fourcc_text(kind)}",
                     offset=base + at,
                 )
-            yield Box(
-                self.file_path, path, base + at, header_size, self.payload[at + header_size : at + size]
-            )
+            yield kind, at, header_size, size
             at += size
 
     def find(self, *kinds: bytes) -> Box | None:
@@ -174,13 +188,14 @@ class Box:
         Raises:
             MalformedMp4Error: There is more than one, so the file contradicts itself.
         """
-        found: Box | None = None
-        for child in self.children():
-            if child.path[len(self.path) + 1 :].encode("ascii") in kinds:
-                if found is not None:
-                    raise child.malformed(f"{self.path} has a second {child.path.rpartition('/')[2]} box")
-                found = child
-        return found
+        if not self._found:
+            # A container is asked for each of its children in turn, so it is walked only once.
+            self._found.extend(list(self._headers(0, False)))
+        matching = [header for header in self._found if header[0] in kinds]
+        if len(matching) > 1:
+            second = self._child(*matching[1])
+            raise second.malformed(f"{self.path} has a second {second.path.rpartition('/')[2]} box")
+        return self._child(*matching[0]) if matching else None
 
     def require(self, *kinds: bytes) -> Box:
         """Like `find`, for a box that must be there."""

@@ -364,8 +364,9 @@ def _fragmented(file_path: str, box: str, offset: int) -> UnsupportedMp4Error:
 
 def _assemble(walk: _Walk, track: VideoTrack) -> TrackIndex:
     samples = track.samples
-    _check_inside_mdat(walk, samples)
     first, last = int(samples.offsets_bytes.min()), int(np.max(samples.offsets_bytes + samples.sizes_bytes))
+    if not any(start <= first and last <= stop for _, start, stop in walk.mdats):
+        _check_inside_mdat(walk, samples)
     # When mdat stands behind a moov longer than the first probe, its header was not read, since the
     # request ends with moov. Its payload is then what the samples cover; a header of 8 bytes is the
     # rule, and 16 bytes once the size needs 64 bits.

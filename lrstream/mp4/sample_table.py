@@ -196,11 +196,13 @@ def _composition_offsets(stbl: Box, num_samples: int) -> _Int64:
 
 
 def _check_presentation(stbl: Box, durations: _Int64, offsets_ticks: _Int64) -> None:
+    # Without offsets (no B-frames) the times are the sums of the durations.
+    if not offsets_ticks.any() and bool(durations[:-1].all()):
+        return
     ticks = np.cumsum(durations)
     ticks -= durations
     ticks += offsets_ticks
-    steps = np.diff(ticks)
-    if len(steps) == 0 or int(steps.min()) > 0:
+    if bool(np.all(ticks[1:] > ticks[:-1])):
         return
     # Not in presentation order: the usual case with B-frames, and the only one that needs a sort.
     order = np.argsort(ticks, kind="stable")
@@ -222,7 +224,7 @@ def _sync_samples(stbl: Box, num_samples: int) -> _Int64:
     numbers = box.table(8, box.uint(4, 4), _U4).astype(np.int64)
     if len(numbers) == 0:
         raise box.unsupported("the track has no sync sample, so nothing in it can be decoded on its own")
-    if int(numbers[0]) < 1 or int(numbers[-1]) > num_samples or bool(np.any(np.diff(numbers) <= 0)):
+    if int(numbers[0]) < 1 or int(numbers[-1]) > num_samples or bool(np.any(numbers[1:] <= numbers[:-1])):
         raise box.malformed(f"sync samples are not strictly increasing numbers from 1 to {num_samples}")
     return numbers - 1
 
@@ -247,7 +249,7 @@ def _samples_per_chunk(stbl: Box, num_chunks: int) -> tuple[Box, _Int64]:
     if len(runs) == 0 or num_chunks == 0:
         raise box.malformed(f"{len(runs)} runs for {num_chunks} chunks leave samples without a place")
     first = runs["first_chunk"].astype(np.int64)
-    if int(first[0]) != 1 or int(first[-1]) > num_chunks or bool(np.any(np.diff(first) <= 0)):
+    if int(first[0]) != 1 or int(first[-1]) > num_chunks or bool(np.any(first[1:] <= first[:-1])):
         raise box.malformed(
             f"first chunks of the runs are not strictly increasing numbers from 1 to {num_chunks}"
         )
@@ -262,7 +264,10 @@ def _samples_per_chunk(stbl: Box, num_chunks: int) -> tuple[Box, _Int64]:
         )
     if description != 1:
         raise box.unsupported(f"the track uses sample description {description}; only the first is supported")
-    return box, np.repeat(runs["samples"].astype(np.int64), np.diff(first, append=num_chunks + 1))
+    per_chunk = runs["samples"].astype(np.int64)
+    if len(runs) == 1:
+        return box, np.full(num_chunks, per_chunk[0])
+    return box, np.repeat(per_chunk, np.diff(first, append=num_chunks + 1))
 
 
 def _offsets(stbl: Box, sizes: _Int64, file_size: int) -> _Int64:

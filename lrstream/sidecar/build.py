@@ -1,14 +1,16 @@
 """Indexing all videos of a dataset into one archive (SC-1, SC-3, K11).
 
-Each of `workers` threads takes the next source, parses it, compresses its arrays and hands them to
-the archive; so there are never more parse results in memory than threads. A source that cannot be
-indexed does not stop the others: all bad files are reported together, and no archive is left.
+Each thread takes the next source, reads and parses it, compresses its arrays and hands them to the archive.
+At most `workers` of them read, and as many hold what they have parsed: while some compress, others wait for
+the network, so that neither waits for the other. A source that cannot be indexed does not stop the others:
+all bad files are reported together, and no archive is left.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -168,7 +170,7 @@ def build_sidecar(
         store: Where the dataset is.
         layout: Its metadata.
         destination: Path of the archive; replaced atomically, or left as it was on any failure.
-        workers: Sources parsed at the same time.
+        workers: Most sources read at the same time, and most that are held parsed.
         identity: Identity of the archive; from `request_identity` when None.
         progress: Called from worker threads, at most a few times each second and at the end.
         finished: Records of earlier builds.
@@ -234,6 +236,7 @@ class _Build:
         self._frames = frames
         self._moov_sizes = MoovSizes(frames)
         self._sources: Iterator[tuple[int, SourceFile]] = iter(enumerate(identity.source_files))
+        self._reads = self._parsed = threading.Semaphore()
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._failures: list[tuple[str, LrstreamError]] = []
@@ -245,9 +248,12 @@ class _Build:
     def run(self, workers: int) -> None:
         """Index all sources; returns when every thread has ended."""
         self._report(final=not self._identity.source_files)
-        count = min(workers, len(self._identity.source_files))
+        # Threads for what the processors work on, besides those that wait for storage; one worker does both.
+        extra = 0 if workers == 1 else min(workers, os.cpu_count() or 1)
+        count = min(workers + extra, len(self._identity.source_files))
         if count == 0:
             return
+        self._reads, self._parsed = threading.Semaphore(workers), threading.Semaphore(workers)
         with ThreadPoolExecutor(count, thread_name_prefix="lrstream-build") as pool:
             try:
                 futures = [pool.submit(self._work) for _ in range(count)]
@@ -274,7 +280,9 @@ class _Build:
             if source is None:
                 return
             try:
-                if not self._index(number, source):
+                with self._parsed:
+                    indexed = self._index(number, source)
+                if not indexed:
                     continue
             except _StopBuild:
                 return
@@ -314,7 +322,7 @@ class _Build:
             with self._lock:
                 self._for_indexer.append(Work(number, source, fingerprint, self._frames.get(source.path, 0)))
             return False
-        track = index_source(self._store, source, before_read=self._check_stop, sizes=self._moov_sizes)
+        track = index_source(self._store, source, reading=self._reading, sizes=self._moov_sizes)
         self._keep(source, track)
         self._add(number, source, track)
         return True
@@ -342,9 +350,17 @@ class _Build:
             done = self._done == len(self._identity.source_files)
         self._report(final=done)
 
-    def _check_stop(self) -> None:
-        if self._stop.is_set():
-            raise _StopBuild
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """One read: lets another thread parse meanwhile."""
+        self._parsed.release()
+        try:
+            with self._reads:
+                if self._stop.is_set():
+                    raise _StopBuild
+                yield
+        finally:
+            self._parsed.acquire()
 
     def _fail(self, path: str, error: LrstreamError) -> None:
         with self._lock:

@@ -7,11 +7,12 @@ keeps an open store only while pieces of the same build arrive.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -207,7 +208,7 @@ class _Batch:
                     track = index_source(
                         self._opened.store,
                         work.source,
-                        before_read=self._check_stop,
+                        reading=self._reading,
                         sizes=self._opened.moov_sizes,
                         num_frames=work.num_frames,
                     )
@@ -226,9 +227,11 @@ class _Batch:
             is_full = self._result_bytes >= _MAX_RESULT_BYTES
             return None if is_full or self._opened.stop.is_set() or not self._waiting else self._waiting.pop()
 
-    def _check_stop(self) -> None:
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
         if self._opened.stop.is_set():
             raise _Stopped
+        yield
 
 
 def _own_threads() -> int:

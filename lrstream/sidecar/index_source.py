@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from contextlib import AbstractContextManager
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -30,6 +31,7 @@ _OTHER_BYTES = 64 * 1024
 # Files of a camera differ a little; a guess that is too short costs a request, one too long these bytes.
 _MARGIN = 1.05
 _MARGIN_BYTES = 4096
+_LEAST_BYTES = 16 * 1024
 _MOST_BYTES = 64 << 20
 
 
@@ -65,12 +67,13 @@ class MoovSizes:
         if known.num_bytes == 0:
             return FIRST_PROBE_BYTES
         wanted = known.bytes_per_picture * num_frames if num_frames else known.num_bytes
-        return _bounded(int(wanted * _MARGIN) + _MARGIN_BYTES)
+        return min(max(int(wanted * _MARGIN) + _MARGIN_BYTES, _LEAST_BYTES), _MOST_BYTES)
 
     def most(self, path: str, num_frames: int = 0) -> int:
         """Bytes that hold any `moov` of so many pictures."""
         num_frames = num_frames or self._frames.get(path, 0)
-        return _bounded(_OTHER_BYTES + _MOST_BYTES_PER_PICTURE * num_frames if num_frames else 0)
+        wanted = _OTHER_BYTES + _MOST_BYTES_PER_PICTURE * num_frames if num_frames else 0
+        return min(max(wanted, FIRST_PROBE_BYTES), _MOST_BYTES)
 
     def learn(self, track: TrackIndex) -> None:
         """Take a file that has been read into account."""
@@ -98,7 +101,7 @@ def index_source(
     store: DatasetStore,
     source: SourceFile,
     *,
-    before_read: Callable[[], None] | None = None,
+    reading: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     sizes: MoovSizes | None = None,
     num_frames: int = 0,
 ) -> TrackIndex:
@@ -107,19 +110,21 @@ def index_source(
     Args:
         store: Where it is.
         source: The source.
-        before_read: Called before each read; may raise to stop.
+        reading: Makes a context in which each read takes place; entering it may wait, or raise to stop.
         sizes: What is known of other files, and learns from this one.
         num_frames: Pictures in this file, if they are known elsewhere than in `sizes`.
     """
     sizes = sizes or MoovSizes()
     expected = sizes.expected(source.path, num_frames)
     with contextlib.closing(store.open(source.path, source.size)) as opened:
-        growing = opened if isinstance(opened, GrowingByteSource) else None
-        if growing is not None:
-            first, limit = FIRST_PROBE_BYTES, expected or sizes.most(source.path, num_frames)
-        else:
-            first = limit = expected or FIRST_PROBE_BYTES
-        reader = _Reader(opened, growing, limit, before_read)
+        # Beside this, `isinstance` of a protocol takes as long as parsing a box.
+        growing = cast(GrowingByteSource, opened) if hasattr(opened, "read_growing") else None
+        # What other files say is enough for this one; only the first of a camera costs a whole probe, and
+        # says in a reply that can be cut off how much it needs.
+        first = limit = expected or FIRST_PROBE_BYTES
+        if growing is not None and expected is None:
+            limit = sizes.most(source.path, num_frames)
+        reader = _Reader(opened, growing, limit, reading)
         track = drive(probe_track(source.path, first_probe_bytes=first), reader.read)
     sizes.learn(track)
     return track
@@ -133,19 +138,23 @@ class _Reader:
         source: ByteSource,
         growing: GrowingByteSource | None,
         limit: int,
-        before_read: Callable[[], None] | None,
+        reading: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._source = source
         self._growing = growing
         self._limit = limit
-        self._before_read = before_read
+        self._reading = reading
         self._head = b""
         self._size = -1
 
     def read(self, start: int, stop: int) -> RangeReply:
         """The bytes of ``[start, stop)``, as far as the file goes."""
-        if stop > len(self._head) and self._before_read is not None:
-            self._before_read()
+        if self._size >= 0 and stop <= len(self._head):
+            return RangeReply(self._head[start:stop], self._size)
+        with self._reading():
+            return self._read(start, stop)
+
+    def _read(self, start: int, stop: int) -> RangeReply:
         if self._growing is not None and self._size < 0:
             self._head, self._size = self._growing.read_growing(stop, max(self._limit, stop), self._stop_of)
         if start < len(self._head):
@@ -162,7 +171,3 @@ class _Reader:
 def _camera_of(path: str) -> str:
     """What the files of one camera have in common: their path up to chunk and file."""
     return "/".join(path.split("/")[:-2])
-
-
-def _bounded(num_bytes: int) -> int:
-    return min(max(num_bytes, FIRST_PROBE_BYTES), _MOST_BYTES)

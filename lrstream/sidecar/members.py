@@ -7,6 +7,7 @@ the archive's directory declares, that size against what the compressed bytes ca
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 import re
@@ -83,10 +84,17 @@ def deflate_source(number: int, samples: SampleTable) -> list[DeflatedMember]:
     members = []
     for name, (attribute, dtype) in ARRAY_NAMES.items():
         array = np.ascontiguousarray(getattr(samples, attribute), dtype=dtype)
-        header = io.BytesIO()
-        npy.write_array_header_1_0(header, npy.header_data_from_array_1_0(array))
-        members.append(deflate_member(member_name(number, name), [header.getvalue(), array.tobytes()]))
+        header = _array_header(dtype, len(array))
+        members.append(deflate_member(member_name(number, name), [header, array.data.cast("B")]))
     return members
+
+
+@functools.lru_cache(maxsize=1024)
+def _array_header(dtype: str, length: int) -> bytes:
+    """The ``.npy`` header of a one-dimensional array."""
+    header = io.BytesIO()
+    npy.write_array_header_1_0(header, {"descr": dtype, "fortran_order": False, "shape": (length,)})
+    return header.getvalue()
 
 
 def inflate_source(number: int, members: Sequence[DeflatedMember], path: str, file_size: int) -> SampleTable:
@@ -254,7 +262,7 @@ def check_samples(samples: SampleTable, path: str, file_size: int) -> None:
             beyond,
             f"an end within the file's {file_size} bytes",
         )
-    unsorted = np.diff(samples.sync_samples) <= 0
+    unsorted = samples.sync_samples[1:] <= samples.sync_samples[:-1]
     if unsorted.any():
         raise _contradiction(
             path, "sync_samples", samples.sync_samples[1:], unsorted, "strictly increasing sample numbers"

@@ -25,8 +25,9 @@ _DOS_DATE = (1 << 5) | 1  # 1980-01-01, the first day a ZIP can hold
 _MODE = 0o600 << 16
 _MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF
 _COPY_BYTES = 1 << 20
-# For sample tables as small as zlib's default (6) within half a percent, in a fifth of the time.
-_LEVEL = 4
+# Of sample tables this makes 3 to 5 % more bytes than level 4, in half of the time (level 6, which is zlib's
+# default: another half percent less, in five times the time of 4).
+_LEVEL = 2
 
 _LOCAL = struct.Struct("<4s5H3I2H")
 _LOCAL_EXTRA = struct.Struct("<2H2Q")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -97,12 +97,15 @@ def server_message(response: urllib3.BaseHTTPResponse) -> str:
     return redact(" ".join(message.split()))[:_MAX_SHOWN_CHARACTERS]
 
 
+_Send = Callable[..., urllib3.BaseHTTPResponse]
+
+
 class _Managers:
-    """Connection pools by proxy URL ("" is the direct one), and which of them each server is reached by."""
+    """Connection pools by proxy URL ("" is the direct one), and how to send a request to each server."""
 
     def __init__(self) -> None:
         self.by_proxy: dict[str, urllib3.PoolManager] = {}
-        self.by_server: dict[tuple[str, str], urllib3.PoolManager] = {}
+        self.by_server: dict[tuple[str, str], _Send] = {}
 
 
 class HttpPool:
@@ -118,7 +121,14 @@ class HttpPool:
         self, connections: int, *, connect_timeout_s: float = 10.0, read_timeout_s: float = 60.0
     ) -> None:
         self.connections = connections
-        self._timeouts_s = (connect_timeout_s, read_timeout_s)
+        # Made once: each of these takes as long as a part of the request itself.
+        self._options: dict[str, Any] = {
+            "redirect": False,
+            "retries": urllib3.Retry(False, redirect=False),
+            "preload_content": False,
+            "decode_content": False,
+            "timeout": urllib3.Timeout(connect=connect_timeout_s, read=read_timeout_s),
+        }
         self._managers = PerProcess(_Managers)
 
     def get(self, url: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
@@ -127,17 +137,14 @@ class HttpPool:
         Raises:
             urllib3.exceptions.HTTPError: No response arrived.
         """
-        connect_s, read_s = self._timeouts_s
-        response = self._manager(url).request(
-            "GET",
-            url,
-            headers=dict(headers),
-            redirect=False,
-            retries=False,
-            preload_content=False,
-            decode_content=False,
-            timeout=urllib3.Timeout(connect=connect_s, read=read_s),
-        )
+        parts = urlsplit(url)
+        known = self._managers.get().by_server
+        server = (parts.scheme, parts.netloc)
+        # The environment is looked at once for each server: that takes longer than sending a request.
+        send = known.get(server)
+        if send is None:
+            send = known[server] = self._sender(parts, url)
+        response = send("GET", url, headers=dict(headers), **self._options)
         note_answer(url)
         return response
 
@@ -161,14 +168,20 @@ class HttpPool:
             for manager in managers.by_proxy.values():
                 manager.clear()
 
-    def _manager(self, url: str) -> urllib3.PoolManager:
-        parts = urlsplit(url)
-        known = self._managers.get().by_server
-        server = (parts.scheme, parts.netloc)
-        # The environment is looked at once for each server: that takes longer than sending a request.
-        if server not in known:
-            known[server] = self._manager_for(parts)
-        return known[server]
+    def _sender(self, parts: SplitResult, url: str) -> _Send:
+        manager = self._manager_for(parts)
+        if isinstance(manager, urllib3.ProxyManager):
+            return manager.urlopen
+        # The manager would look for the server's pool anew for each request.
+        pool = manager.connection_from_url(url)
+        prefix = len(f"{parts.scheme}://{parts.netloc}")
+
+        def send(method: str, url: str, **options: Any) -> urllib3.BaseHTTPResponse:
+            target = url[prefix:].partition("#")[0]
+            target = target if target.startswith("/") else f"/{target}"
+            return pool.urlopen(method, target, assert_same_host=False, **options)
+
+        return send
 
     def _manager_for(self, parts: SplitResult) -> urllib3.PoolManager:
         proxy = getproxies().get(parts.scheme, "") if parts.hostname else ""

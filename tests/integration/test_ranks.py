@@ -40,12 +40,31 @@ def recorded(self, loader):
 ResumableDataset.follow = recorded
 """
 
+# The programs of the guide as modules of this interpreter, each on a port that is free.
+LAUNCHERS = {
+    "torchrun": ["torch.distributed.run", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"],
+    "accelerate": ["accelerate.commands.accelerate_cli"],
+}
+FREE_PORT = {"torchrun": [], "accelerate": ["--main_process_port=0"]}
+
+
+def launcher(name: str) -> list[str]:
+    """The command of a section of the guide, without the script."""
+    found = re.search(r"^```sh\n(.*?) train\.py\n```$", section(name), re.MULTILINE | re.DOTALL)
+    assert found is not None
+    program, *words = found.group(1).split()
+    return [sys.executable, "-m", *LAUNCHERS[program], *words, *FREE_PORT[program]]
+
+
+def section(name: str) -> str:
+    """A section of the guide."""
+    parts = re.split(r"^## ", GUIDE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return next(part for part in parts if part.startswith(name))
+
 
 def recipe(name: str) -> str:
     """The script of a section of the guide."""
-    section = re.split(r"^## ", GUIDE.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    text = next(part for part in section if part.startswith(name))
-    found = re.search(r"^```py\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    found = re.search(r"^```py\n(.*?)^```$", section(name), re.MULTILINE | re.DOTALL)
     assert found is not None
     return found.group(1)
 
@@ -77,18 +96,9 @@ def test_recipes_give_every_frame_once_and_end(tmp_path: Path, name: str) -> Non
         pytest.importorskip("accelerate", reason="accelerate is needed by this recipe alone")
     script = tmp_path / "train.py"
     script.write_text(RECORD.format(directory=str(tmp_path)) + recipe(name), encoding="utf-8")
-    rendezvous = ("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
     path = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--nproc-per-node=2",
-            *rendezvous,
-            script,
-            written.root,
-        ],
+        [*launcher(name), script, written.root],
         capture_output=True,
         text=True,
         timeout=360,

@@ -107,16 +107,18 @@ def test_blocks_run(
 
 # Blocks that `test_blocks_run` leaves out, by document, and what becomes of them.
 NOT_RUN = {
-    "README.md": "installs into a new environment; run by hand for each release",
-    "CONTRIBUTING.md": "installs, and runs all tests",
+    "README.md": "installs into a new environment: both commands are steps of .ci/run",
+    "CONTRIBUTING.md": ".ci/run itself; .ci/smoke with PyTorch and .ci/lerobot are run by hand",
     "docs/explanation/performance.md": "measures for half an hour: tests/benchmarks",
-    "docs/how-to/choose-a-decoder.md": "a GPU; TorchCodec: tests/integration/test_torchcodec.py",
+    "docs/how-to/choose-a-decoder.md": "CUDA is not run, a processor plays it: "
+    "tests/integration/test_guides.py; TorchCodec: tests/integration/test_torchcodec.py",
     "docs/how-to/find-what-limits.md": "compares two runs: tests/cli/test_benchmark.py",
-    "docs/how-to/fit-a-byte-budget.md": "an error on purpose: tests/integration/test_inspect_budget.py",
-    "docs/how-to/index-on-a-cluster.md": "Slurm, a Dask cluster: tests/integration/test_cluster.py",
+    "docs/how-to/fit-a-byte-budget.md": "an error on purpose: tests/integration/test_guides.py",
+    "docs/how-to/index-on-a-cluster.md": "Slurm, played by a shell: "
+    "tests/integration/test_guides.py; a Dask cluster: tests/integration/test_cluster.py",
     "docs/how-to/publish-a-sidecar.md": "tests/integration/test_hub_documentation.py",
-    "docs/how-to/resume-training.md": "installs an extra",
-    "docs/how-to/scripts.md": "writes shells' own files: tests/cli/test_completions.py",
+    "docs/how-to/resume-training.md": "installs an extra; what uses it is run",
+    "docs/how-to/scripts.md": "writes shells' own files: tests/integration/test_guides.py; no PowerShell",
     "docs/how-to/train-from-bucket.md": "tests/integration/test_hub_documentation.py",
     "docs/how-to/train-from-hub.md": "tests/integration/test_hub_documentation.py",
     "docs/how-to/train-from-s3.md": "a bucket: tests/integration/test_s3_dataset.py",

@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import json
 import logging
+import math
 import os
 import re
 import shlex
@@ -304,6 +305,29 @@ def test_the_commands_of_the_guide(
     assert recorded.indices == [order[8:12]]
 
 
+def test_a_training_script_of_one_s_own(images: WrittenDataset) -> None:
+    """The block of the guide, with a step in the place of its dots."""
+    factory = pytest.importorskip("lerobot.policies.factory")
+    guide = (PROJECT / "docs/how-to/train-with-lerobot.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```py\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    losses: list[float] = []
+    indices: list[int] = []
+
+    def step(policy: Any, batch: dict[str, Any]) -> None:
+        indices.extend(batch["index"].tolist())
+        losses.append(float(policy.forward(batch)[0]))
+
+    names = {
+        "cfg": configuration(*source(images)),
+        "make_policy": factory.make_policy,
+        "epochs": 2,
+        "step": step,
+    }
+    exec(compile(block.replace("...", "step(policy, batch)"), "guide", "exec"), names)
+    assert Counter(indices) == Counter([*range(19)] * 2)
+    assert all(math.isfinite(loss) for loss in losses)
+
+
 def test_other_numbers_are_refused_unless_a_new_epoch_is_asked_for(
     images: WrittenDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -424,11 +448,16 @@ def test_two_ranks_share_an_epoch_and_resume(images: WrittenDataset, tmp_path: P
     program = tmp_path / "rank.py"
     program.write_text(RANK.format(directory=str(tmp_path)), encoding="utf-8")
 
-    def ranks(*arguments: str) -> list[list[list[int]]]:
+    torchrun = ["torch.distributed.run", "--nproc-per-node=2"]
+    torchrun += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+    # As in the guide on several ranks: without a GPU, too, this option starts several processes.
+    accelerate = ["accelerate.commands.accelerate_cli", "launch", "--multi_gpu", "--num_processes=2"]
+    accelerate += ["--main_process_port=0"]
+
+    def ranks(launcher: list[str], *arguments: str) -> list[list[list[int]]]:
         path = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
         done = subprocess.run(
-            [*command, "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", program, *arguments],
+            [sys.executable, "-m", *launcher, program, *arguments],
             capture_output=True,
             text=True,
             timeout=280,
@@ -443,12 +472,12 @@ def test_two_ranks_share_an_epoch_and_resume(images: WrittenDataset, tmp_path: P
         return found
 
     run = [*source(images), f"--output_dir={tmp_path / 'run'}", "--steps=6", "--save_freq=4"]
-    whole = ranks(*POLICY, *COMMON, *run)
+    whole = ranks(accelerate, *POLICY, *COMMON, *run)
     for epoch in range(2):
         delivered = [index for rank in whole for batch in rank[epoch * 3 : epoch * 3 + 3] for index in batch]
         assert Counter(delivered) == Counter(range(19))
     config = tmp_path / "run/checkpoints/000004/pretrained_model/train_config.json"
-    rest = ranks(f"--config_path={config}", "--resume=true", f"--output_dir={tmp_path / 'again'}")
+    rest = ranks(torchrun, f"--config_path={config}", "--resume=true", f"--output_dir={tmp_path / 'again'}")
     assert rest == [rank[4:] for rank in whole]
 
 

@@ -1,8 +1,8 @@
 """Sidecars shared with LeRobot's tools, both ways (SC-2, SC-4, SC-6, SC-7).
 
-The other side is played by NumPy, json and loops over boxes, written from the description of the formats and using
-nothing of lrstream: it names, places and writes sidecars by itself. Its files are used without a new index, and what
-lrstream writes is where it looks, with the content that it would have written.
+The other side is played by NumPy, json and loops over boxes, written from the description of the formats
+and using nothing of lrstream: it names, places and writes sidecars by itself. Its files are used without a
+new index, and what lrstream writes is where it looks, with the content that it would have written.
 """
 
 from __future__ import annotations
@@ -157,7 +157,9 @@ class Plain:
             ],
         }
         self.arrays = {
-            f"{number}/{name}": array for number, (_, arrays) in enumerate(found) for name, array in arrays.items()
+            f"{number}/{name}": array
+            for number, (_, arrays) in enumerate(found)
+            for name, array in arrays.items()
         }
         digested = json.dumps(
             {**identity, "source_fingerprints": named} if named else identity,
@@ -207,7 +209,7 @@ def fingerprints_of(folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> WrittenDataset:
-    """Two cameras of H.264 with B-frames, so with composition offsets and an edit list; files of two episodes."""
+    """Two cameras of H.264 with B-frames, so with composition offsets and an edit list."""
     cameras = tuple(
         DemoCamera(f"observation.images.{name}", 32, 96, gop=6, bframes=2, episodes_per_file=2)
         for name in ("front", "side")

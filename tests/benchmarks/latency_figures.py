@@ -13,19 +13,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-import tests.conftest
+from tests.benchmarks.parts import Part, run_parts
 
 # isort: split
-import pytest
-
 from lrstream.demo import DemoCamera, DemoSpec, write_dataset
 from tests.cli.program import run_process
 from tests.support.hub import LoopbackHub
@@ -103,24 +98,13 @@ def train_part(directory: Path, root: Path | None = None) -> dict[str, Any]:
 
 
 def main(words: list[str]) -> int:
-    names = [word for word in words if word in ("build", "train")] or ["build", "train"]
-    other = [Path(word) for word in words if word not in ("build", "train")]
-    top = Path(tempfile.mkdtemp(prefix="lrstream-latency-"))
-    try:
-        for name in names:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setenv("HF_HOME", str(top / f"home-{name}"))
-                patch.setenv("HF_LEROBOT_HOME", str(top / f"home-{name}" / "lerobot"))
-                begun, load = time.monotonic(), os.getloadavg()[0]
-                result = build_part(top) if name == "build" else train_part(top, *other)
-            seconds = round(time.monotonic() - begun, 1)
-            print(
-                json.dumps({"part": name, **result, "seconds": seconds, "load": round(load, 1)}), flush=True
-            )
-    finally:
-        shutil.rmtree(top, ignore_errors=True)
-        tests.conftest.pytest_unconfigure()
-    return 0
+    """Run the named parts on the named dataset; 0 if all are as they should be."""
+    parts: dict[str, Part] = {
+        "build": lambda directory, patch: build_part(directory),
+        "train": lambda directory, patch: train_part(directory, *other),
+    }
+    other = [Path(word) for word in words if word not in parts]
+    return run_parts(parts, [word for word in words if word in parts])
 
 
 if __name__ == "__main__":

@@ -7,9 +7,7 @@ Parts are named as arguments: ``hub``, ``bucket``, ``s3``, ``memory``, ``access`
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import shutil
 import sys
 import tempfile
@@ -18,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import tests.conftest
+from tests.benchmarks.parts import Part, run_parts
 
 # isort: split
 import fsspec
@@ -38,10 +36,10 @@ PRIVATE, ABSENT = "robots/private", "robots/absent"
 class Stage:
     """One part: a directory, homes, environment changes that end with it, and the dataset."""
 
-    def __init__(self, directory: Path, patch: pytest.MonkeyPatch, datasets: DatasetCache) -> None:
+    def __init__(self, directory: Path, patch: pytest.MonkeyPatch) -> None:
         self.directory = directory
         self.patch = patch
-        self.root = datasets.get("standard").root
+        self.root = DatasetCache(directory / "datasets").get("standard").root
         self.expected = self.local()
 
     def local(self, **options: Any) -> list[Sample]:
@@ -296,26 +294,11 @@ PARTS: dict[str, Callable[[Stage], dict[str, Any]]] = {
 
 def main(names: list[str]) -> int:
     """Run the parts, print a line for each; 0 if all are as they should be."""
-    failed = 0
-    top = Path(tempfile.mkdtemp(prefix="lrstream-figures-"))
-    try:
-        datasets = DatasetCache(top / "datasets")
-        for name in names or PARTS:
-            directory = top / name
-            directory.mkdir()
-            with pytest.MonkeyPatch.context() as patch:
-                begun = time.monotonic()
-                try:
-                    result = PARTS[name](Stage(directory, patch, datasets))
-                except AssertionError as error:
-                    failed, result = 1, {"failed": str(error)[:2000]}
-                seconds = round(time.monotonic() - begun, 1)
-            load = round(os.getloadavg()[0], 1)
-            print(json.dumps({"part": name, **result, "seconds": seconds, "load": load}), flush=True)
-    finally:
-        shutil.rmtree(top, ignore_errors=True)
-        tests.conftest.pytest_unconfigure()
-    return failed
+
+    def staged(part: Callable[[Stage], dict[str, Any]]) -> Part:
+        return lambda directory, patch: part(Stage(directory, patch))
+
+    return run_parts({name: staged(part) for name, part in PARTS.items()}, names)
 
 
 if __name__ == "__main__":

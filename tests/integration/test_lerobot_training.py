@@ -11,11 +11,9 @@ import itertools
 import json
 import logging
 import math
-import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -36,6 +34,7 @@ from lrstream.integrations.lerobot.factory import delta_timestamps_of
 from lrstream.integrations.lerobot.options import take_options
 from tests.support.hub import LoopbackHub
 from tests.support.loader import open_loader
+from tests.support.ranks import run_ranks, torchrun
 from tests.support.shared import PROJECT
 
 script = pytest.importorskip("lerobot.scripts.lerobot_train", reason="LeRobot is not installed here")
@@ -450,23 +449,12 @@ def test_two_ranks_share_an_epoch_and_resume(images: WrittenDataset, tmp_path: P
     program = tmp_path / "rank.py"
     program.write_text(RANK.format(directory=str(tmp_path)), encoding="utf-8")
 
-    torchrun = ["torch.distributed.run", "--nproc-per-node=2"]
-    torchrun += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
     # As in the guide on several ranks: without a GPU, too, this option starts several processes.
     accelerate = ["accelerate.commands.accelerate_cli", "launch", "--multi_gpu", "--num_processes=2"]
     accelerate += ["--main_process_port=0"]
 
     def ranks(launcher: list[str], *arguments: str) -> list[list[list[int]]]:
-        path = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
-        done = subprocess.run(
-            [sys.executable, "-m", *launcher, program, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=280,
-            check=False,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
+        run_ranks(launcher, program, *arguments, timeout_s=280)
         files = [tmp_path / f"rank-{rank}.jsonl" for rank in range(2)]
         found = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
         for file in files:
@@ -479,7 +467,9 @@ def test_two_ranks_share_an_epoch_and_resume(images: WrittenDataset, tmp_path: P
         delivered = [index for rank in whole for batch in rank[epoch * 3 : epoch * 3 + 3] for index in batch]
         assert Counter(delivered) == Counter(range(19))
     config = tmp_path / "run/checkpoints/000004/pretrained_model/train_config.json"
-    rest = ranks(torchrun, f"--config_path={config}", "--resume=true", f"--output_dir={tmp_path / 'again'}")
+    rest = ranks(
+        torchrun(2), f"--config_path={config}", "--resume=true", f"--output_dir={tmp_path / 'again'}"
+    )
     assert rest == [rank[4:] for rank in whole]
 
 

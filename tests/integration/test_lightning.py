@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from lrstream.demo import DemoCamera, DemoSpec, WrittenDataset, write_dataset
+from tests.support.ranks import import_path, run_ranks, torchrun
 from tests.support.shared import PROJECT
 
 pytest.importorskip("lightning", reason="Lightning is not installed here")
@@ -74,22 +75,19 @@ def run(
     main, _ = rest.split("if __name__")
     script = work / "train.py"
     script.write_text(f"{PRELOAD}{classes}{RECORD}def main({main}{RUNS}", encoding="utf-8")
-    path = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
-    launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={world_size}"]
-    launcher += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
-    done = subprocess.run(
-        [
-            sys.executable,
-            *(launcher if world_size > 1 else []),
-            *map(str, (script, dataset.root, work, *resumed)),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    arguments = [str(dataset.root), str(work), *map(str, resumed)]
+    if world_size > 1:
+        run_ranks(torchrun(world_size), script, *arguments, timeout_s=180)
+    else:
+        done = subprocess.run(
+            [sys.executable, str(script), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": import_path()},
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads((work / f"rank-{rank}.json").read_text()) for rank in range(world_size)]
 
 

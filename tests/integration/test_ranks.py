@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from lrstream.demo import DemoCamera, DemoSpec, WrittenDataset, write_dataset
 from lrstream.errors import UsageError
 from tests.support.loader import indices, open_loader
+from tests.support.ranks import run_ranks
 from tests.support.shared import PROJECT
 
 GUIDE = PROJECT / "docs/how-to/train-on-several-ranks.md"
@@ -49,11 +47,11 @@ FREE_PORT = {"torchrun": [], "accelerate": ["--main_process_port=0"]}
 
 
 def launcher(name: str) -> list[str]:
-    """The command of a section of the guide, without the script."""
+    """The command of a section of the guide, as a module with its arguments, without the script."""
     found = re.search(r"^```sh\n(.*?) train\.py\n```$", section(name), re.MULTILINE | re.DOTALL)
     assert found is not None
     program, *words = found.group(1).split()
-    return [sys.executable, "-m", *LAUNCHERS[program], *words, *FREE_PORT[program]]
+    return [*LAUNCHERS[program], *words, *FREE_PORT[program]]
 
 
 def section(name: str) -> str:
@@ -96,16 +94,7 @@ def test_recipes_give_every_frame_once_and_end(tmp_path: Path, name: str) -> Non
         pytest.importorskip("accelerate", reason="accelerate is needed by this recipe alone")
     script = tmp_path / "train.py"
     script.write_text(RECORD.format(directory=str(tmp_path)) + recipe(name), encoding="utf-8")
-    path = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
-    done = subprocess.run(
-        [*launcher(name), script, written.root],
-        capture_output=True,
-        text=True,
-        timeout=360,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_ranks(launcher(name), script, written.root, timeout_s=360)
     lines = [
         [json.loads(line) for line in (tmp_path / f"rank-{rank}.jsonl").read_text().splitlines()]
         for rank in range(2)

@@ -1,0 +1,55 @@
+"""Programs started rank by rank as users start them, with ``torchrun`` or ``accelerate launch``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+
+from tests.support.forked import run_script
+from tests.support.shared import PROJECT
+
+__all__ = ["import_path", "run_ranks", "torchrun"]
+
+_LAUNCH = """
+import runpy, sys
+module, *sys.argv[1:] = sys.argv[1:]
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+
+
+def import_path() -> str:
+    """PYTHONPATH for a script that stands elsewhere: the project, then what this process has there."""
+    return os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
+
+
+def torchrun(world_size: int) -> list[str]:
+    """The launcher of PyTorch for so many ranks, which meet at a port that the system chooses."""
+    rendezvous = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+    return ["torch.distributed.run", f"--nproc-per-node={world_size}", *rendezvous]
+
+
+def run_ranks(
+    launcher: Sequence[str],
+    program: str | os.PathLike[str],
+    *arguments: str | os.PathLike[str],
+    timeout_s: float,
+) -> subprocess.CompletedProcess[str]:
+    """Run a script in several ranks of this machine, and wait for all of them.
+
+    The launcher is a fork that has PyTorch; each rank is an interpreter of its own.
+
+    Args:
+        launcher: A module that is run as a program, and its options.
+        program: The script.
+        arguments: What it finds in `sys.argv` behind its own name.
+        timeout_s: Until the launcher is killed.
+
+    Raises:
+        AssertionError: A rank failed; the end of what all of them wrote is in the message.
+        subprocess.TimeoutExpired: It took longer.
+    """
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": import_path()}
+    done = run_script(_LAUNCH, *launcher, program, *arguments, env=env, timeout_s=timeout_s)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done

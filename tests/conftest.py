@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -65,6 +70,20 @@ hypothesis.settings.register_profile("lrstream", deadline=None)
 hypothesis.settings.load_profile("lrstream")
 
 
+# What a script starts in the background ignores interrupts, and so would every process of a test.
+if (
+    threading.current_thread() is threading.main_thread()
+    and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: no process of xdist is left with one when the others have ended."""
+    slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 def pytest_unconfigure() -> None:
     shutil.rmtree(_SESSION_HOME, ignore_errors=True)
 
@@ -79,6 +98,23 @@ def isolated_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_ENDPOINT", _NOWHERE)
     return home
+
+
+@pytest.fixture(autouse=True)
+def no_workers_left() -> Iterator[None]:
+    """End the workers of DataLoader iterators that an error's traceback keeps.
+
+    The garbage collector would take the iterator apart in an order in which DataLoader waits for five seconds
+    for each worker, in whichever test runs then; and that test would find processes that it has not started.
+    """
+    yield
+    if "torch.utils.data" in sys.modules and multiprocessing.active_children():
+        from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+        for found in gc.get_objects():
+            # By its type alone: other objects may answer `isinstance` with a warning of their own.
+            if issubclass(type(found), _MultiProcessingDataLoaderIter):
+                found._shutdown_workers()
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,9 @@
 The `forkserver` of multiprocessing imports the libraries once for each test process, and every script runs in
 a fork of it: with its own environment, directory and streams, as ``__main__``, and with nothing of the test
 process. The Hub's client is not among the libraries, because it reads the environment when it is imported.
-What is tested about interpreters themselves (start, signals, exit status at their end) takes real ones.
+What the script starts in the same way, DataLoader's workers for one, comes from a server that is its own,
+with its environment, but again a fork. What is tested about interpreters themselves (start, signals, exit
+status at their end) takes real ones.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver, util
 from pathlib import Path
+from typing import Any
 
 __all__ = ["preload_libraries", "run_script"]
 
@@ -81,7 +85,33 @@ def _run(words: Sequence[str], env: Mapping[str, str], cwd: str, out: Path, err:
     sys.argv = list(words)
     sys.path[:0] = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path.insert(0, str(Path(words[0]).parent))
+    _fork_server()
     try:
         runpy.run_path(words[0], run_name="__main__")
     finally:
         sys.stdout.flush()
+
+
+def _fork_server() -> None:
+    """Start the `forkserver` of a script, which has no threads yet, by a fork in place of an interpreter."""
+    spawn = util.spawnv_passfds
+
+    def fork(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
+        pid = os.fork()
+        if pid:
+            return pid
+        code = 1
+        try:
+            kept = sorted({0, 1, 2, *passfds})
+            for first, last in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
+                os.closerange(first + 1, last)
+            exec(args[-1], {})
+            code = 0
+        finally:
+            os._exit(code)
+
+    util.spawnv_passfds = fork
+    try:
+        forkserver.ensure_running()
+    finally:
+        util.spawnv_passfds = spawn

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Sequence
 
-from tests.support.forked import run_script
 from tests.support.shared import PROJECT
 
 __all__ = ["import_path", "run_ranks", "torchrun"]
-
-_LAUNCH = """
-import runpy, sys
-module, *sys.argv[1:] = sys.argv[1:]
-runpy.run_module(module, run_name="__main__", alter_sys=True)
-"""
 
 
 def import_path() -> str:
@@ -37,8 +31,6 @@ def run_ranks(
 ) -> subprocess.CompletedProcess[str]:
     """Run a script in several ranks of this machine, and wait for all of them.
 
-    The launcher is a fork that has PyTorch; each rank is an interpreter of its own.
-
     Args:
         launcher: A module that is run as a program, and its options.
         program: The script.
@@ -50,6 +42,13 @@ def run_ranks(
         subprocess.TimeoutExpired: It took longer.
     """
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": import_path()}
-    done = run_script(_LAUNCH, *launcher, program, *arguments, env=env, timeout_s=timeout_s)
+    done = subprocess.run(
+        [sys.executable, "-m", *launcher, program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        env=env,
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return done

@@ -19,10 +19,8 @@ With a reservoir that is large enough for the pool, everything is ready at once,
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, pairwise, repeat
-from operator import rshift
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +29,13 @@ from lrstream.errors import ByteBudgetError, LrstreamError
 from lrstream.streaming.gop_table import GopTable, PictureGroup
 from lrstream.streaming.keys import RandomKeys
 from lrstream.streaming.picture_needs import PictureNeeds
+from lrstream.streaming.ready import BulkDraws, SingleDraws
 from lrstream.streaming.strategies import Draw, PoolStrategy, UnitEntry
 
 __all__ = ["GopStrategy", "planned_bytes", "refuse_oversized_units"]
 
 Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
 
 # First word of a random stream; those of `lrstream.streaming.pool` are lower.
 _SHUFFLE_STREAM, _UNIT_STREAM, _READY_STREAM = 11, 12, 13
@@ -119,9 +119,10 @@ class _Shuffled:
         # The first frame, in a random order of all anchors, of each unit: what drawing anchors one by one
         # and taking the unit of each comes to.
         keys = np.minimum.reduceat(random.raw(len(anchors)), places[:-1][used])
-        codes = (anchors.astype(np.int64) | (episode << 32)).tolist()
+        codes = anchors.astype(np.int64) | (episode << 32)
+        ends = places.tolist()
         self._units = [
-            ((bounds[unit], bounds[unit + 1]), codes[places[unit] : places[unit + 1]])
+            ((bounds[unit], bounds[unit + 1]), codes[ends[unit] : ends[unit + 1]])
             for unit in used[np.argsort(keys, kind="stable")[::-1]].tolist()
         ]
         self.weight = len(anchors)
@@ -131,11 +132,18 @@ class _Shuffled:
         """Bytes of the next unit."""
         return len(self._units[-1][1]) * self._bytes
 
-    def enter(self) -> tuple[tuple[int, int], list[int]]:
+    def enter(self) -> tuple[tuple[int, int], Int64Array]:
         """The next unit's frames, and the anchors that are ready with it."""
         unit = self._units.pop()
         self.weight -= len(unit[1])
         return unit
+
+    def enter_all(self) -> tuple[list[tuple[int, int]], list[Int64Array]]:
+        """`enter` for all units that are left."""
+        units = self._units[::-1]
+        self._units.clear()
+        self.weight = 0
+        return [frames for frames, _ in units], [codes for _, codes in units]
 
     def release(self, frame: int) -> int:
         """Bytes that the delivery of an anchor lets go."""
@@ -196,7 +204,7 @@ class _Rotated:
             for needs, size_bytes in self._needs
         )
 
-    def enter(self) -> tuple[tuple[int, int], list[int]]:
+    def enter(self) -> tuple[tuple[int, int], Int64Array]:
         """The next unit's frames, and the anchors that are ready with it."""
         unit, weight = self._left.pop()
         self.weight -= weight
@@ -214,7 +222,7 @@ class _Rotated:
         else:
             stop = (self._start if following is None else following) - self._ahead
             ready += self._advance_lower(stop, is_last=following is None)
-        return unit, ready
+        return unit, np.array(ready, dtype=np.int64)
 
     def _advance_lower(self, stop: int, *, is_last: bool) -> list[int]:
         if is_last:
@@ -267,14 +275,13 @@ class GopStrategy(PoolStrategy):
         self._capacity = capacity_bytes
         self._shuffle = RandomKeys(_SHUFFLE_STREAM, *seed_key)
         self._unit_words = _words(RandomKeys(_UNIT_STREAM, *seed_key))
-        self._anchor_words = _words(RandomKeys(_READY_STREAM, *seed_key))
+        random = RandomKeys(_READY_STREAM, *seed_key)
+        self._ready = SingleDraws(random) if self._anchor_bytes is None else BulkDraws(random)
         self._largest_unit = largest_unit_bytes(table, lengths)
         self._held = 0
         self._apart = 0  # for open edges of episodes that have begun
-        self._ready: list[int] = []  # episode << 32 | frame, in random order; the last one is next
         self._episodes: dict[int, _Shuffled | _Rotated] = {}  # with anchors that are not delivered
-        self._num_anchors: dict[int, int] = {}
-        self._delivered: Counter[int] = Counter()
+        self._num_left = np.zeros(len(lengths), dtype=np.int64)  # anchors of each that are not delivered
         self._waiting: list[int] = []  # episodes with units that have not entered ...
         self._weights: list[int] = []  # ... and the frames in these
         self._lingering: list[int] = []  # the other ones
@@ -298,27 +305,28 @@ class GopStrategy(PoolStrategy):
             holds = hold_bytes(self._table, episode, length, self._groups)
             units = _Rotated(episode, frames, bounds, groups, holds, self._shuffle)
         self._episodes[episode] = units
-        self._num_anchors[episode] = len(frames)
+        self._num_left[episode] = len(frames)
         self._waiting.append(episode)
         self._weights.append(units.weight)
 
     def draw(self) -> Draw:
         entries: list[UnitEntry] = []
-        codes: list[int] = []
         exhausted: list[int] = []
+        count = 0
         while True:
-            self._fill(len(codes), entries, exhausted)
-            if not self._ready:
+            self._fill(count, entries, exhausted)
+            if not len(self._ready):
                 raise LrstreamError("The reservoir has neither an anchor nor room for a unit.")
-            codes += self._take(is_one=bool(exhausted))
+            count += self._take(is_one=bool(exhausted))
             # Without units to wait for, only the end of an episode can let another one in.
             if exhausted or not self._waiting:
                 break
-        self._delivered.update(map(rshift, codes, repeat(32)))
+        drawn = self._ready.settle()
+        episodes = drawn >> 32
+        np.subtract.at(self._num_left, episodes, 1)
         self._drop_finished()
-        drawn = np.array(codes, dtype=np.int64)
         return Draw(
-            (drawn >> 32).astype(np.int32),
+            episodes.astype(np.int32),
             (drawn & _FRAME_MASK).astype(np.int32),
             tuple(exhausted),
             tuple(entries),
@@ -328,6 +336,12 @@ class GopStrategy(PoolStrategy):
 
     def _fill(self, at: int, entries: list[UnitEntry], exhausted: list[int]) -> None:
         """Let units enter as long as the next one fits."""
+        if self._anchor_bytes is not None and self._waiting:
+            needed = self._held + sum(self._weights) * self._anchor_bytes
+            if needed <= self._capacity:
+                self._fill_with_all(at, entries, exhausted)
+                self._held = needed
+                return
         while self._waiting:
             if self._next is None:
                 self._next = self._choose()
@@ -339,7 +353,7 @@ class GopStrategy(PoolStrategy):
             episode = self._waiting[place]
             units = self._episodes[episode]
             (first, stop), ready = units.enter()
-            self._shuffle_in(ready)
+            self._ready.add(ready)
             entries.append(UnitEntry(at, episode, first, stop))
             self._weights[place] = units.weight
             if not units.weight:
@@ -349,6 +363,20 @@ class GopStrategy(PoolStrategy):
                     self._begun.remove(episode)
                     self._apart -= units.holds
                 exhausted.append(episode)
+
+    def _fill_with_all(self, at: int, entries: list[UnitEntry], exhausted: list[int]) -> None:
+        """Let all units enter: who comes first makes no difference to what is drawn."""
+        for episode in self._waiting:
+            units = self._episodes[episode]
+            assert isinstance(units, _Shuffled)
+            frames, anchors = units.enter_all()
+            entries += [UnitEntry(at, episode, first, stop) for first, stop in frames]
+            self._ready.add(np.concatenate(anchors))
+        self._lingering += self._waiting
+        exhausted += self._waiting
+        self._waiting.clear()
+        self._weights.clear()
+        self._next = None
 
     def _choose(self) -> int:
         """Place of an episode that has units left, in proportion to its frames in them."""
@@ -368,43 +396,31 @@ class GopStrategy(PoolStrategy):
 
     # -- anchors ----------------------------------------------------------------------------------
 
-    def _shuffle_in(self, codes: list[int]) -> None:
-        """Give each new anchor a random place, so that all orders remain equally likely."""
-        ready = self._ready
-        append, size = ready.append, len(ready)
-        for code, word in zip(codes, self._anchor_words):  # noqa: B905  (words do not end)
-            append(code)
-            place = word * (size + 1) >> 64
-            ready[size] = ready[place]
-            ready[place] = code
-            size += 1
-
-    def _take(self, *, is_one: bool) -> list[int]:
+    def _take(self, *, is_one: bool) -> int:
         """Draw anchors until the next unit fits; one at least and `_MOST_TAKEN` at most, or just one."""
         ready = self._ready
         most = 1 if is_one else min(len(ready), _MOST_TAKEN, max(_FEW_TAKEN, len(ready) // _PART_TAKEN))
         limit = -1 if self._next is None else self._capacity - self._next_bytes
-        if self._anchor_bytes is not None:
+        if isinstance(ready, BulkDraws):
+            anchor_bytes = self._anchor_bytes or 0
             if self._next is not None:  # then it does not fit, and anchors have bytes
-                most = min(most, -(-(self._held - limit) // self._anchor_bytes))
-            taken = ready[: -most - 1 : -1]
-            self._held -= most * self._anchor_bytes
-        else:
-            taken = []
-            for code in ready[: -most - 1 : -1]:
-                taken.append(code)
-                self._held -= self._episodes[code >> 32].release(code & _FRAME_MASK)
-                if self._held <= limit:
-                    break
-        del ready[-len(taken) :]
+                most = min(most, -(-(self._held - limit) // anchor_bytes))
+            ready.take(most)
+            self._held -= most * anchor_bytes
+            return most
+        taken = 0
+        while taken < most and (not taken or self._held > limit):
+            code = ready.pop()
+            self._held -= self._episodes[code >> 32].release(code & _FRAME_MASK)
+            taken += 1
         return taken
 
     def _drop_finished(self) -> None:
         """Forget episodes without anchors left."""
-        delivered, wanted = self._delivered, self._num_anchors
-        for episode in [episode for episode in self._lingering if delivered[episode] == wanted[episode]]:
+        left = self._num_left
+        for episode in [episode for episode in self._lingering if not left[episode]]:
             self._lingering.remove(episode)
-            del self._episodes[episode], wanted[episode], delivered[episode]
+            del self._episodes[episode]
 
 
 def largest_unit_bytes(table: GopTable, lengths: Sequence[int]) -> int:

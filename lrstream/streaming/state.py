@@ -51,7 +51,7 @@ __all__ = [
     "worker_offsets",
 ]
 
-STATE_FORMAT_VERSION = 2
+STATE_FORMAT_VERSION = 3
 
 # What a state of an earlier version did not say yet.
 _SINCE_VERSION_2: dict[str, Any] = {"features": None, "content_digest": ""}
@@ -213,7 +213,13 @@ class LoaderState:
         if not isinstance(stages, Sequence) or isinstance(stages, str):
             raise UsageError(f"earlier_stages of the loader state is {stages!r}, expected a list.")
         state["earlier_stages"] = tuple(_build(EpochStage, stage) for stage in stages)
-        return _build(cls, state)
+        record = _build(cls, state)
+        if version < 3 and "gop" in (record.strategy, *(stage.strategy for stage in record.earlier_stages)):
+            raise UsageError(
+                f"sampling_strategy='gop' draws in another order since version 3, not as in {version}.",
+                hint=f"Use the lrstream that saved it. {_START_ANEW}",
+            )
+        return record
 
 
 _Record = TypeVar("_Record", LoaderState, EpochStage)

@@ -1,0 +1,107 @@
+"""Drawing anchors many at a time follows the law of drawing them one by one."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lrstream.streaming.keys import RandomKeys
+from lrstream.streaming.ready import BulkDraws, SingleDraws
+
+# So many anchors join, then so many are drawn.
+Steps = list[tuple[int, int]]
+
+
+def play(draws: BulkDraws | SingleDraws, steps: Steps, *, settle_each: bool = False) -> list[int]:
+    """What is drawn; anchors are numbered as they join."""
+    following = itertools.count()
+    drawn: list[int] = []
+    for joining, count in steps:
+        draws.add(np.fromiter(itertools.islice(following, joining), dtype=np.int64))
+        if isinstance(draws, BulkDraws):
+            draws.take(count)
+        else:
+            for _ in range(count):
+                draws.pop()
+        if settle_each:
+            drawn += draws.settle().tolist()
+    return [*drawn, *draws.settle().tolist()]
+
+
+def law(steps: Steps) -> dict[tuple[int, ...], Fraction]:
+    """Probability of every sequence, by the definition."""
+
+    def go(number: int, ready: frozenset[int], joined: int) -> Iterator[tuple[tuple[int, ...], Fraction]]:
+        if number == len(steps):
+            yield (), Fraction(1)
+            return
+        joining, count = steps[number]
+        present = ready | frozenset(range(joined, joined + joining))
+        for taken in itertools.permutations(sorted(present), count):
+            each = Fraction(1)
+            for place in range(count):
+                each /= len(present) - place
+            for rest, probability in go(number + 1, present - frozenset(taken), joined + joining):
+                yield taken + rest, each * probability
+
+    return dict(go(0, frozenset(), 0))
+
+
+@pytest.mark.parametrize("kind", [BulkDraws, SingleDraws])
+@pytest.mark.parametrize("steps", [[(3, 1), (1, 2), (0, 1)], [(4, 4)], [(2, 1), (2, 1), (1, 2)], [(5, 2)]])
+def test_sequences_are_as_likely_as_when_drawn_one_by_one(
+    kind: type[BulkDraws] | type[SingleDraws], steps: Steps
+) -> None:
+    expected = law(steps)
+    assert sum(expected.values()) == 1
+    trials = 4000
+    seen = Counter(tuple(play(kind(RandomKeys(5, seed)), steps)) for seed in range(trials))
+    assert seen.keys() <= expected.keys()
+    statistic = sum((seen[key] - trials * p) ** 2 / (trials * p) for key, p in expected.items())
+    freedom = len(expected) - 1
+    # The 99.9 % quantile (Wilson and Hilferty).
+    assert statistic < freedom * (1 - 2 / (9 * freedom) + 3.09 * (2 / (9 * freedom)) ** 0.5) ** 3
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 400), st.floats(0, 1)), min_size=1, max_size=12),
+    st.integers(0, 2**32),
+    st.sampled_from([BulkDraws, SingleDraws]),
+    st.booleans(),
+)
+def test_what_is_drawn_was_there_and_is_drawn_once(
+    parts: list[tuple[int, float]],
+    seed: int,
+    kind: type[BulkDraws] | type[SingleDraws],
+    settle_each: bool,
+) -> None:
+    steps: Steps = []
+    present = joined = 0
+    for joining, part in parts:
+        present, joined = present + joining, joined + joining
+        count = int(part * present)
+        steps.append((joining, count))
+        present -= count
+    draws = kind(RandomKeys(seed))
+    drawn = play(draws, steps, settle_each=settle_each)
+    assert len(drawn) == len(set(drawn)) == sum(count for _, count in steps)
+    assert len(draws) == present
+    place = joined = 0
+    for joining, count in steps:
+        joined += joining
+        assert all(anchor < joined for anchor in drawn[place : place + count])
+        place += count
+
+
+def test_the_same_calls_give_the_same_draws() -> None:
+    steps = [(300, 20), (40, 100), (0, 100), (500, 300)]
+    for settle_each in (False, True):
+        first, second = (play(BulkDraws(RandomKeys(7)), steps, settle_each=settle_each) for _ in range(2))
+        assert first == second

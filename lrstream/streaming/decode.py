@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import TracebackType
 from typing import NamedTuple, Protocol
 
 import av
@@ -98,7 +99,10 @@ class DecoderPool:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = max(1, capacity)
-        self._changed = threading.Condition()
+        # Taken by itself where nobody waits: a `Condition` enters it by a call of Python code.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._num_waiting = 0
         self._idle: list[Decoder] = []  # least recently used first
         self._num_open = 0
         self._num_opened = 0
@@ -118,29 +122,16 @@ class DecoderPool:
         """`decode_pictures` with these decoders."""
         decode_pictures(clip, ranks, sink, self)
 
-    @contextmanager
-    def lend(self, config: CodecConfig, *, is_strict: bool) -> Iterator[Decoder]:
+    def lend(self, config: CodecConfig, *, is_strict: bool) -> AbstractContextManager[Decoder]:
         """A decoder for this configuration, flushed, for the duration of the block.
 
         Raises:
             DecodeError: None can be opened.
         """
-        decoder = self._take(config, is_strict)
-        is_reusable = False
-        try:
-            yield decoder
-            decoder.context.flush_buffers()
-            is_reusable = True
-        finally:
-            with self._changed:
-                if is_reusable and not self._is_closed:
-                    self._idle.append(decoder)
-                else:
-                    self._num_open -= 1
-                self._changed.notify()
+        return _Loan(self, config, is_strict)
 
     def _take(self, config: CodecConfig, is_strict: bool) -> Decoder:
-        with self._changed:
+        with self._lock:
             while True:
                 idle = self._idle
                 # The most recently used one: the others may then age and be evicted.
@@ -157,23 +148,61 @@ class DecoderPool:
                     del idle[0]
                     self._num_open -= 1
                     break
-                self._changed.wait()
+                self._num_waiting += 1
+                try:
+                    self._changed.wait()
+                finally:
+                    self._num_waiting -= 1
             self._num_open += 1
             self._num_opened += 1
         try:
             return Decoder(config, is_strict, open_decoder(config, is_strict=is_strict), PictureConverter())
         except BaseException:
-            with self._changed:
-                self._num_open -= 1
-                self._changed.notify()
+            self._give_back(None)
             raise
+
+    def _give_back(self, decoder: Decoder | None) -> None:
+        """Take back a flushed decoder; None = it is gone."""
+        with self._lock:
+            if decoder is not None and not self._is_closed:
+                self._idle.append(decoder)
+            else:
+                self._num_open -= 1
+            if self._num_waiting:
+                self._changed.notify()
 
     def close(self) -> None:
         """Close all decoders; those that are lent when they come back."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             self._num_open -= len(self._idle)
             self._idle.clear()
+
+
+class _Loan(AbstractContextManager[Decoder]):
+    """A decoder that is lent; a class, since one is made for every picture."""
+
+    __slots__ = ("_config", "_decoder", "_is_strict", "_pool")
+
+    def __init__(self, pool: DecoderPool, config: CodecConfig, is_strict: bool) -> None:
+        self._pool = pool
+        self._config = config
+        self._is_strict = is_strict
+
+    def __enter__(self) -> Decoder:
+        self._decoder = self._pool._take(self._config, self._is_strict)
+        return self._decoder
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        reusable: Decoder | None = None
+        try:
+            if kind is None:
+                self._decoder.context.flush_buffers()
+                reusable = self._decoder
+        finally:
+            self._pool._give_back(reusable)
 
 
 def open_decoder(config: CodecConfig, *, is_strict: bool) -> av.VideoCodecContext:

@@ -81,7 +81,7 @@ class PictureConverter:
         if self._may_be_planar(picture.format.name, width, height):
             planes = _scale(self._scaler, picture, "gbrp").planes
             for channel, plane in enumerate(_RGB_PLANES):
-                np.copyto(out[channel], _plane_pixels(planes[plane], height, width))
+                out[channel] = _plane_pixels(planes[plane], height, width)
             return
         packed = _scale(self._scaler, picture, "rgb24").planes[0]
         rows = _rows(packed, height)
@@ -144,12 +144,14 @@ def _planar_equals_packed(pixel_format: str, width: int, height: int) -> bool:
 
 def _rows(plane: VideoPlane, height: int) -> NDArray[np.uint8]:
     """View of a plane, uint8 ``(height, bytes of a row with its padding)``."""
-    return np.frombuffer(memoryview(plane), dtype=np.uint8).reshape(height, plane.line_size)
+    # A plane is a buffer, which only its stub does not say.
+    return np.frombuffer(plane, dtype=np.uint8).reshape(height, -1)  # type: ignore[call-overload,no-any-return]
 
 
 def _plane_pixels(plane: VideoPlane, height: int, width: int) -> NDArray[np.uint8]:
     """View of a plane of bytes without the padding of its rows, uint8 ``(height, width)``."""
-    return _rows(plane, height)[:, :width]
+    rows = _rows(plane, height)
+    return rows if rows.shape[1] == width else rows[:, :width]
 
 
 def _scale(scaler: VideoReformatter, picture: av.VideoFrame, pixel_format: str) -> av.VideoFrame:

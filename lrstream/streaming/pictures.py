@@ -81,7 +81,9 @@ class PictureConverter:
         if self._may_be_planar(picture.format.name, width, height):
             planes = _scale(self._scaler, picture, "gbrp").planes
             for channel, plane in enumerate(_RGB_PLANES):
-                out[channel] = _plane_pixels(planes[plane], height, width)
+                # Written out, since this is done for every picture: `_plane_pixels`.
+                rows = np.frombuffer(planes[plane], np.uint8).reshape(height, -1)  # type: ignore[call-overload]
+                out[channel] = rows if rows.shape[1] == width else rows[:, :width]
             return
         packed = _scale(self._scaler, picture, "rgb24").planes[0]
         rows = _rows(packed, height)
@@ -150,8 +152,7 @@ def _rows(plane: VideoPlane, height: int) -> NDArray[np.uint8]:
 
 def _plane_pixels(plane: VideoPlane, height: int, width: int) -> NDArray[np.uint8]:
     """View of a plane of bytes without the padding of its rows, uint8 ``(height, width)``."""
-    rows = _rows(plane, height)
-    return rows if rows.shape[1] == width else rows[:, :width]
+    return _rows(plane, height)[:, :width]
 
 
 def _scale(scaler: VideoReformatter, picture: av.VideoFrame, pixel_format: str) -> av.VideoFrame:

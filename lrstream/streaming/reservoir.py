@@ -66,6 +66,8 @@ class _HeldCamera:
         counts: Needs of each rank that are not met yet.
         pictures: By rank; the unit while it is being decoded, the error where that has failed.
         size_bytes: What a picture counts as.
+        known_bytes: Bytes of the planes of a picture, by its format, width and height: they are all that a
+            decoder goes by when it takes memory for pictures.
     """
 
     key: str
@@ -74,6 +76,7 @@ class _HeldCamera:
     counts: list[int]
     pictures: dict[int, _Kept | _Unit | BaseException]
     size_bytes: int
+    known_bytes: dict[tuple[str, int, int], int] = field(default_factory=dict)
 
     def ranks_around(self, frame: int) -> list[int]:
         """Ranks that an anchor needs, those of repeated rows as often as they are."""
@@ -317,7 +320,10 @@ class PictureReservoir:
         converter: PictureConverter,
     ) -> None:
         """Take a decoded picture, as it is."""
-        num_bytes = _plane_bytes(picture)
+        kind = picture.format.name, picture.width, picture.height
+        num_bytes = camera.known_bytes.get(kind)
+        if num_bytes is None:
+            num_bytes = camera.known_bytes[kind] = sum(plane.buffer_size for plane in picture.planes)
         if num_bytes > camera.size_bytes:
             raise DecodeError(
                 f"A picture of camera {camera.key} has {picture.width}x{picture.height} pixels of "
@@ -375,7 +381,3 @@ class _Countdown:
             is_last = self._left == 0
         if is_last:
             self._job()
-
-
-def _plane_bytes(picture: av.VideoFrame) -> int:
-    return sum(plane.buffer_size for plane in picture.planes)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 
 from lrstream.commands.build import BuildResult, build_dataset
@@ -169,7 +170,10 @@ def test_credentials_reach_the_workers_and_nothing_shows_them(
     from distributed import Client
 
     loopback_hub.create_dataset("robots/many", root, private=True)
-    loopback_hub.create_bucket("robots/bucket", root, private=True)
+    sources = ["robots/many"]
+    if tuple(int(part) for part in huggingface_hub.__version__.split(".")[:2]) >= (1, 6):  # knows buckets
+        loopback_hub.create_bucket("robots/bucket", root, private=True)
+        sources.append("hf://buckets/robots/bucket")
     loopback_hub.settings.xet = False
     hurry_retries(monkeypatch)
     loopback_hub.connect_process(monkeypatch, loopback_hub.read_token)
@@ -182,12 +186,12 @@ def test_credentials_reach_the_workers_and_nothing_shows_them(
         return future
 
     monkeypatch.setattr(Client, "submit", watched)
-    for source in ("robots/many", "hf://buckets/robots/bucket"):
+    for source in sources:
         build_dataset(source, output=tmp_path / "single.npz")
         build_dataset(source, output=tmp_path / "x.npz", scheduler=cluster.address)
         assert (tmp_path / "x.npz").read_bytes() == (tmp_path / "single.npz").read_bytes()
         (tmp_path / "x.npz").unlink()
-    assert len(names) >= 2
+    assert len(names) >= len(sources)
     for text in (*names, cluster.logs(), caplog.text):
         assert "SENTINEL" not in text
     # The workers have no token of their own: without the one that is sent they are refused.

@@ -6,6 +6,7 @@ and nothing is answered from a listing that was made earlier.
 
 from __future__ import annotations
 
+import os
 import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,6 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 import fsspec
+import fsspec.asyn
 from fsspec.core import url_to_fs
 
 from lrstream.errors import NotFoundError, TransferError, UsageError
@@ -36,6 +38,11 @@ _HTTP = ("http", "https")
 _HTTP_CONNECTIONS = 32
 # A mistake in our call, or in the file system's code; a second attempt would not help.
 _PROGRAMMING_ERRORS = (TypeError, AttributeError, NameError, AssertionError, NotImplementedError)
+
+if not hasattr(fsspec.asyn, "reset_after_fork") and hasattr(os, "register_at_fork"):
+    # Older releases (2025.3 is one) leave a forked process with the event loop of its parent and without the thread
+    # that runs it: whatever waits for the loop waits for ever.
+    os.register_at_fork(after_in_child=fsspec.asyn.reset_lock)
 
 
 class _Client:

@@ -116,7 +116,7 @@ class _File(io.RawIOBase):
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> type[StandIn]:
     class Own(StandIn):
-        pass
+        opened = 0  # others use the class itself
 
     monkeypatch.setattr(mapped_decoders, "load_torchcodec", lambda: Own)
     return Own

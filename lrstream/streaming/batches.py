@@ -233,7 +233,7 @@ def _stack(values: Sequence[torch.Tensor], lease: Lease, key: str) -> torch.Tens
 
 def _rows_of(lease: Lease, key: str, size: int) -> torch.Tensor:
     tensor = lease.tensors[key]
-    return tensor if len(tensor) == size else tensor[:size]
+    return tensor if size == lease.layout.num_rows else tensor[:size]
 
 
 def _fit(values: Sequence[Any], lease: Lease, key: str) -> bool:

@@ -62,7 +62,7 @@ class IteratedDataset(ObservedDataset):
             progress,
             number,
             repeat=self._repeats,
-            after_sample=self._tick,
+            after_sample=self._ticker(),
             at_end=self._tell,
         )
 
@@ -74,12 +74,16 @@ class IteratedDataset(ObservedDataset):
     ) -> None:
         self.close()
 
-    def _tick(self, progress: Progress) -> None:
-        if self.log_interval_s > 0:
-            log = self._log()
-            if log.is_due(self.log_interval_s):
+    def _ticker(self) -> Callable[[Progress], None]:
+        """What is called after each sample of one iteration."""
+        log, export = self._log(), self._export
+
+        def tick(progress: Progress) -> None:
+            if self.log_interval_s > 0 and log.is_due(self.log_interval_s):
                 log.tell(self._who(progress), self.metrics())
-        self._export.tick(progress.part, self.metrics)
+            export.tick(progress.part, self.metrics)
+
+        return tick
 
     def _tell(self, progress: Progress) -> None:
         if self.log_interval_s > 0:

@@ -104,10 +104,15 @@ class MeasuredDataset(StreamingLeRobotDataset):
             self._latest[report.worker] = report
         return tuple(report for _, report in sorted(self._latest.items()))
 
-    def _tick(self, progress: Progress) -> None:
-        super()._tick(progress)
-        if time.perf_counter() >= self._next_report_s:
-            self._report(progress)
+    def _ticker(self) -> Callable[[Progress], None]:
+        tick_loader = super()._ticker()
+
+        def tick(progress: Progress) -> None:
+            tick_loader(progress)
+            if time.perf_counter() >= self._next_report_s:
+                self._report(progress)
+
+        return tick
 
     def _tell(self, progress: Progress) -> None:
         super()._tell(progress)

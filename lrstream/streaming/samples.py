@@ -98,7 +98,8 @@ class SampleBuilder:
         if places is None:
             places = [None] * len(frames)
         samples = [Sample(memory, place) for place in places]
-        windows = [self.windows.around(frame, len(episode)) for frame in frames]
+        length = len(episode)
+        windows = [self.windows.around(frame, length) for frame in frames]
         for key, camera in episode.cameras.items():
             group = self.windows.keys.get(key)
             rows = [

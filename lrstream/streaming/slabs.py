@@ -15,7 +15,6 @@ A slab has no name in the file system (``memfd_create``): it ends with the proce
 
 from __future__ import annotations
 
-import math
 import mmap
 import os
 import secrets
@@ -147,8 +146,7 @@ class BatchLayout:
         arrays = {}
         for key, dtype, shape, offset in self.fields:
             if (rows := num_rows.get(key)) is not None:
-                size = rows * math.prod(shape) * dtype.itemsize
-                arrays[key] = memory[offset : offset + size].view(NUMPY_DTYPES[dtype]).reshape(rows, *shape)
+                arrays[key] = np.ndarray((rows, *shape), NUMPY_DTYPES[dtype], memory.data, offset)
         return arrays
 
 

@@ -40,8 +40,8 @@ _HTTP_CONNECTIONS = 32
 _PROGRAMMING_ERRORS = (TypeError, AttributeError, NameError, AssertionError, NotImplementedError)
 
 if not hasattr(fsspec.asyn, "reset_after_fork") and hasattr(os, "register_at_fork"):
-    # Older releases (2025.3 is one) leave a forked process with the event loop of its parent and without the thread
-    # that runs it: whatever waits for the loop waits for ever.
+    # Older releases (2025.3 is one) leave a forked process with the event loop of its parent, without the
+    # thread that runs it: whatever waits for the loop waits for ever.
     os.register_at_fork(after_in_child=fsspec.asyn.reset_lock)
 
 

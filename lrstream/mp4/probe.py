@@ -63,6 +63,8 @@ _FIRST_BOXES = frozenset(
 _BEHIND_MOOV = frozenset(
     (b"mdat", b"free", b"skip", b"wide", b"uuid", b"meta", b"udta", b"moof", b"styp", b"sidx")
 )
+# Size, type, and a size of 64 bits (ISO/IEC 14496-12, 4.2).
+_MOST_HEADER_BYTES = 16
 _LFS_PREFIX = b"version https://git-lfs.github.com/spec/"
 
 
@@ -144,11 +146,19 @@ def probe_track(file_path: str, *, first_probe_bytes: int = FIRST_PROBE_BYTES) -
         # is wanted, not only the header.
         yield from walk.fetch(walk.position, walk.position + probe_bytes)
     if walk.moov_stop > walk.window_stop:
-        yield from walk.fetch(walk.window_stop, walk.moov_stop)
+        # With the header of what follows, usually mdat.
+        yield from walk.fetch(walk.window_stop, walk.moov_stop + _MOST_HEADER_BYTES)
     moov = walk.moov()
-    walk.advance_behind_moov()
+    walk.position = walk.moov_stop
+    may_go_on = walk.advance_behind_moov()
     # The box is the only thing needed from here on; the window may go.
     track = read_movie(moov, walk.file_size)
+    first = int(track.samples.offsets_bytes.min())
+    # What is said of mdat must not depend on how much was read at first, or builds would differ.
+    while may_go_on and walk.mdat_of(first) is None and reads < _MAX_TOP_LEVEL_READS:
+        reads += 1
+        yield from walk.fetch(walk.position, walk.position + _MOST_HEADER_BYTES)
+        may_go_on = walk.advance_behind_moov()
     return _assemble(walk, track)
 
 
@@ -161,8 +171,8 @@ def front_moov_stop(file_path: str, head: bytes, file_size: int) -> int:
         file_size: Its size in bytes.
 
     Returns:
-        Where `moov` ends, if it begins within these bytes and is longer; otherwise their number. Files that
-        the probe will refuse are no matter of this.
+        Where the header of the box behind `moov` ends, if `moov` begins within these bytes and is longer;
+        otherwise their number. Files that the probe will refuse are no matter of this.
     """
     walk = _Walk(file_path)
     walk.take(0, head, file_size)
@@ -170,7 +180,7 @@ def front_moov_stop(file_path: str, head: bytes, file_size: int) -> int:
         found = walk.advance()
     except Mp4Error:
         return len(head)
-    return max(walk.moov_stop, len(head)) if found else len(head)
+    return max(min(walk.moov_stop + _MOST_HEADER_BYTES, file_size), len(head)) if found else len(head)
 
 
 def _check_first_bytes(file_path: str, head: bytes, file_size: int) -> None:
@@ -274,16 +284,25 @@ class _Walk:
                 self._meet_moov(start, payload_start, stop)
                 return True
 
-    def advance_behind_moov(self) -> None:
+    def advance_behind_moov(self) -> bool:
         """Walk on over known boxes behind `moov` as far as the window goes, to learn where `mdat` is.
 
         Whatever else stands there is no business of the index, so it ends the walk without an error.
+
+        Returns:
+            Whether there may be more of them behind the window.
         """
-        self.position = self.moov_stop
         while self._window_start <= self.position < self.window_stop:
             header = read_header(memoryview(self._window), self.position - self._window_start)
-            if header is None or header.kind not in _BEHIND_MOOV or self._next_box() is None:
-                return
+            if header is None:
+                return self.window_stop < self.file_size
+            if header.kind not in _BEHIND_MOOV or self._next_box() is None:
+                return False
+        return self.position + 8 <= self.file_size
+
+    def mdat_of(self, offset: int) -> tuple[int, int, int] | None:
+        """The first `mdat` met whose payload holds a byte of the file."""
+        return next((mdat for mdat in self.mdats if mdat[1] <= offset < mdat[2]), None)
 
     def moov(self) -> Box:
         payload = self.window(self.moov_start + self._moov_header_size, self.moov_stop)
@@ -367,13 +386,10 @@ def _assemble(walk: _Walk, track: VideoTrack) -> TrackIndex:
     first, last = int(samples.offsets_bytes.min()), int(np.max(samples.offsets_bytes + samples.sizes_bytes))
     if not any(start <= first and last <= stop for _, start, stop in walk.mdats):
         _check_inside_mdat(walk, samples)
-    # When mdat stands behind a moov longer than the first probe, its header was not read, since the
-    # request ends with moov. Its payload is then what the samples cover; a header of 8 bytes is the
-    # rule, and 16 bytes once the size needs 64 bits.
+    # Where boxes that we do not know stand before it, the payload is what the samples cover; a header of 8
+    # bytes is the rule, and 16 bytes once the size needs 64 bits.
     inferred = (max(first - (8 if last - first < (1 << 32) - 8 else 16), 0), first, last)
-    mdat, payload_start, payload_stop = next(
-        (box for box in walk.mdats if box[1] <= first < box[2]), inferred
-    )
+    mdat, payload_start, payload_stop = walk.mdat_of(first) or inferred
     return TrackIndex(
         file_path=walk.file_path,
         file_size=walk.file_size,

@@ -75,13 +75,47 @@ def test_front_moov_beyond_the_first_probe_is_grown_exactly_to_its_end() -> None
     track, ranges = run(data)
     assert ranges == [
         ByteRange(0, FIRST_PROBE_BYTES),
-        ByteRange(FIRST_PROBE_BYTES, moov_range(data)[1], continues=True),
+        ByteRange(FIRST_PROBE_BYTES, moov_range(data)[1] + 16, continues=True),  # with mdat's header
     ]
     # The header of mdat was not read, yet the record is right.
     mdat = find(parse(data), b"mdat")
     assert (track.mdat_offset, track.mdat_payload_offset) == (mdat.position - 8, mdat.position)
     assert track.faststart
     assert track.samples.offsets_bytes.tolist() == demux(data).positions
+
+
+def behind_moov(data: bytes, *boxes: Node) -> bytes:
+    """The same movie with more boxes between `moov` and `mdat`."""
+
+    def insert(nodes: list[Node]) -> None:
+        place = next(number for number, node in enumerate(nodes) if node.kind == b"moov") + 1
+        nodes[place:place] = boxes
+
+    return edit(data, insert)
+
+
+@pytest.mark.parametrize("unusual", ["payload", "free", "two free", "moov last"])
+def test_the_index_does_not_depend_on_how_much_is_read_at_first(unusual: str) -> None:
+    # Builds choose that by what earlier files needed; an archive must not depend on which these were.
+    data = with_payload(padded(clip_bytes(H264), 40_000), 30_000)
+    if unusual == "moov last":
+        data = edit(data, with_moov_last)
+    elif unusual != "payload":
+        boxes = {
+            "free": [Node(b"free", bytes(9000))],
+            "two free": [Node(b"free", b""), Node(b"skip", bytes(20_000))],
+        }
+        data = behind_moov(data, *boxes[unusual])
+    whole, _ = run(data, first_probe_bytes=len(data))
+    mdats = [
+        (node.position - 8, node.position, len(node.payload)) for node in parse(data) if node.kind == b"mdat"
+    ]
+    assert (whole.mdat_offset, whole.mdat_payload_offset, whole.mdat_payload_size) == mdats[-1]
+    for size in (4096, 20_000, moov_range(data)[1] - 1, moov_range(data)[1], moov_range(data)[1] + 7, 60_000):
+        track, ranges = run(data, first_probe_bytes=size)
+        for name in ("mdat_offset", "mdat_payload_offset", "mdat_payload_size", "moov_offset", "faststart"):
+            assert getattr(track, name) == getattr(whole, name), (name, size)
+        assert len(ranges) <= (2 if unusual == "payload" else 4)
 
 
 @pytest.mark.parametrize("extra", [0, FIRST_PROBE_BYTES // 2, 3 * FIRST_PROBE_BYTES])

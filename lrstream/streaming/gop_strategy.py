@@ -19,8 +19,8 @@ With a reservoir that is large enough for the pool, everything is ready at once,
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, chain, pairwise, repeat
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -274,7 +274,7 @@ class GopStrategy(PoolStrategy):
         self._anchor_bytes = int(anchor_bytes.max(initial=0)) if is_uniform else None
         self._capacity = capacity_bytes
         self._shuffle = RandomKeys(_SHUFFLE_STREAM, *seed_key)
-        self._unit_words = _words(RandomKeys(_UNIT_STREAM, *seed_key))
+        self._unit_words = RandomKeys(_UNIT_STREAM, *seed_key).words()
         random = RandomKeys(_READY_STREAM, *seed_key)
         self._ready = SingleDraws(random) if self._anchor_bytes is None else BulkDraws(random)
         self._largest_unit = largest_unit_bytes(table, lengths)
@@ -431,10 +431,3 @@ def largest_unit_bytes(table: GopTable, lengths: Sequence[int]) -> int:
     ends[table.offsets[1:] - 1] = np.asarray(lengths)
     frames = np.maximum.reduceat(ends - table.starts, table.offsets[:-1])
     return int((frames * table.picture_bytes.sum(axis=1)).max())
-
-
-def _words(random: RandomKeys) -> Iterator[int]:
-    """Uniform 64-bit words without end."""
-    # Few at first: most plans of tests, and many of small datasets, need no more.
-    sizes = chain((1 << bits for bits in range(6, 12)), repeat(1 << 12))
-    return chain.from_iterable(random.raw(size).tolist() for size in sizes)

@@ -9,7 +9,8 @@ words and integer arithmetic: a shuffle is the order of random keys.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain, repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -71,6 +72,13 @@ class RandomKeys:
         dims = (shape,) if isinstance(shape, int) else tuple(shape)
         words: UInt64Array = self._generator.random_raw(math.prod(dims))
         return words.reshape(dims)
+
+    def words(self, bits: int = 64) -> Iterator[int]:
+        """Uniform words of so many bits (1 to 64), the high ones of `raw`, without end."""
+        unused = np.uint64(64 - bits)
+        # Few at first: most plans of tests, and many of small datasets, need no more.
+        sizes = chain((1 << size_bits for size_bits in range(6, 12)), repeat(1 << 12))
+        return chain.from_iterable((self.raw(size) >> unused).tolist() for size in sizes)
 
     def between(self, low: int, high: int, count: int) -> UInt64Array:
         """`count` keys, uniform in the half-open range [low, high), uint64[count]."""

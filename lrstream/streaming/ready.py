@@ -7,9 +7,7 @@ drawn before, another random slot, which is the law of drawing one by one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
-from itertools import chain, repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +20,9 @@ Int64Array = npt.NDArray[np.int64]
 
 # Draws that are always worth waiting for, before they are resolved together.
 _FEW_PENDING = 64
-_HALF_BITS = np.uint64(32)
+# The share of a slot among n is right within n / 2**32 of it.
+_WORD_BITS = 32
+_HALF_BITS = np.uint64(_WORD_BITS)
 _NOBODY = np.iinfo(np.int64).max
 
 
@@ -35,7 +35,7 @@ class BulkDraws:
 
     def __init__(self, random: RandomKeys) -> None:
         self._random = random
-        self._words = _words(random)
+        self._words = random.words(_WORD_BITS)
         self._slots = np.empty(1024, dtype=np.int64)
         # For each slot the pending draw that it is given to, while draws are resolved.
         self._drawn_by = np.full(1024, _NOBODY)
@@ -103,7 +103,7 @@ class BulkDraws:
             number = heappop(again)
             size = int(ranges[number])
             while True:
-                slot = next(words) * size >> 32
+                slot = next(words) * size >> _WORD_BITS
                 owner = int(drawn_by[slot])
                 if owner > number:
                     break
@@ -121,7 +121,7 @@ class SingleDraws:
     """
 
     def __init__(self, random: RandomKeys) -> None:
-        self._words = _words(random)
+        self._words = random.words(_WORD_BITS)
         self._ready: list[int] = []  # in random order; the last one is next
         self._drawn: list[int] = []
 
@@ -135,7 +135,7 @@ class SingleDraws:
         size = len(ready)
         ready += anchors.tolist()
         for last in range(size, len(ready)):
-            place = next(words) * (last + 1) >> 32
+            place = next(words) * (last + 1) >> _WORD_BITS
             ready[last], ready[place] = ready[place], ready[last]
 
     def pop(self) -> int:
@@ -149,10 +149,3 @@ class SingleDraws:
         drawn = np.array(self._drawn, dtype=np.int64)
         self._drawn.clear()
         return drawn
-
-
-def _words(random: RandomKeys) -> Iterator[int]:
-    """Uniform 32-bit words without end; the share of a slot among n is right within n / 2**32 of it."""
-    # Few at first: most plans of tests, and many of small datasets, need no more.
-    sizes = chain((1 << bits for bits in range(6, 12)), repeat(1 << 12))
-    return chain.from_iterable((random.raw(size) >> _HALF_BITS).tolist() for size in sizes)

@@ -56,9 +56,9 @@ class BatchMemory:
         """What the next batch will probably look like; None = unknown."""
         return self._layout
 
-    def begin(self) -> Lease | None:
-        """Memory for a batch like the last ones; None where nothing is known of them."""
-        return None if self._layout is None else self._pool.take(self._layout, self._plan)
+    def take(self, layout: BatchLayout) -> Lease:
+        """Memory for a batch like the last ones; `layout` is theirs."""
+        return self._pool.take(layout, self._plan)
 
     def collate(
         self,
@@ -165,9 +165,7 @@ class Placer:
             layout = self.memory.layout
             if layout is None or number % layout.num_rows:
                 return None
-            lease = self._lease = self.memory.begin()
-            if lease is None:
-                return None
+            lease = self._lease = self.memory.take(layout)
         row = number % lease.layout.num_rows
         if row == lease.layout.num_rows - 1:
             self._lease = None

@@ -17,33 +17,15 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
-import textwrap
 import time
 from pathlib import Path
 from typing import Any
 
-from tests.support.large_archive import write_large_archive
-from tests.support.shared import PROJECT
+from tests.support.large_archive import run_on_archive, write_large_archive
 
 NUM_RECORDS, ROUNDS = 500, 15
-
-_PRELUDE = """
-    import json, random, sys, time
-    from pathlib import Path
-    import numpy, pyarrow
-    from lrstream.index.open import open_index
-    from tests.support.large_archive import large_path
-
-    def memory(name):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(name + ":"):
-                return int(line.split()[1]) * 1024
-
-    archive, home, num_files = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-"""
 
 _CONVERT = """
     before, start, cpu = memory("VmRSS"), time.monotonic(), time.process_time()
@@ -72,34 +54,13 @@ _OPEN = """
 """
 
 
-def run(script: str, directory: Path, num_files: int) -> dict[str, Any]:
-    """Run a script in a process of its own; what it prints as JSON."""
-    path = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            textwrap.dedent(_PRELUDE) + textwrap.dedent(script),
-            str(directory / "x.npz"),
-            str(directory / "home"),
-            str(num_files),
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-    )
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
-
-
 def report(part: str, load: float, **figures: Any) -> None:
     print(json.dumps({"part": part, **figures, "load": round(load, 1)}), flush=True)
 
 
 def open_part(directory: Path, num_files: int, chosen: str) -> dict[str, Any]:
     """Medians over processes; the memory is the largest of all."""
-    found = [run(_OPEN.replace("CHOSEN", chosen), directory, num_files) for _ in range(ROUNDS)]
+    found = [run_on_archive(_OPEN.replace("CHOSEN", chosen), directory, num_files) for _ in range(ROUNDS)]
     medians = {
         name: round(statistics.median(one[name] for one in found), 1)
         for name in ("first_ms", "open_ms", "wall_ms", "cpu_ms")
@@ -126,7 +87,7 @@ def main(words: list[str]) -> int:
             cpu_s=round(time.process_time() - cpu, 1),
         )
         load = os.getloadavg()[0]
-        found = run(_CONVERT, directory, options.files)
+        found = run_on_archive(_CONVERT, directory, options.files)
         bytes_per_frame = found["index_bytes"] / (options.files * options.frames)
         report("convert", load, **found, bytes_per_frame=round(bytes_per_frame, 3))
         count = min(NUM_RECORDS, options.files)

@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-from tests.support.shared import PROJECT
+from tests.support.shared import import_path
 
 ROUNDS = 20
 COMMANDS = {
@@ -26,11 +26,12 @@ COMMANDS = {
 
 def measure(words: tuple[str, ...]) -> tuple[float, float]:
     """Wall and processor time of one process, milliseconds."""
-    path = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
+    path = import_path()
     before, start = os.times(), time.perf_counter()
     subprocess.run(
         [sys.executable, *words],
         check=True,
+        timeout=60,
         stdout=subprocess.DEVNULL,
         env=os.environ | {"PYTHONPATH": path},
     )

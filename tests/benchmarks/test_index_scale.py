@@ -6,18 +6,13 @@ that of a dataset of 100 TB (some 7 GB of disk and a quarter of an hour).
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.large_archive import write_large_archive
-from tests.support.shared import PROJECT
+from tests.support.large_archive import run_on_archive, write_large_archive
 
 NUM_FILES = int(os.environ.get("LRSTREAM_SCALE_FILES", "510"))
 NUM_SAMPLES = 6000
@@ -28,35 +23,10 @@ pytestmark = [
     pytest.mark.timeout(7200 if IS_LARGE else 120),
 ]
 
-PRELUDE = """
-    import json, sys, time
-    from pathlib import Path
-    import numpy, pyarrow
-    from lrstream.index.open import open_index
-    from tests.support.large_archive import large_path
-
-    def memory(name):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(name + ":"):
-                return int(line.split()[1]) * 1024
-
-    archive, home, num_files = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-"""
-
 
 def run(script: str, directory: Path) -> dict[str, Any]:
     """Run a script in a process of its own; what it prints as JSON."""
-    path = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
-    code = textwrap.dedent(PRELUDE) + textwrap.dedent(script)
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(directory / "x.npz"), str(directory / "home"), str(NUM_FILES)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    result: dict[str, Any] = json.loads(done.stdout)
+    result = run_on_archive(script, directory, NUM_FILES)
     print(result)
     return result
 
@@ -103,7 +73,6 @@ def test_500_records_are_made_quickly_and_take_little(
     """All of them are held: their arrays are made when they are looked at."""
     found = run(
         f"""
-        import random
         paths = [large_path(number) for number in {chosen}]
         open_index(archive, home=home).track(paths[0])  # what a process loads once
         before, start, cpu = memory("VmRSS"), time.perf_counter(), time.process_time()

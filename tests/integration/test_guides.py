@@ -21,7 +21,7 @@ from lrstream.demo import WrittenDataset, read_identity
 from tests.cli.program import Program, run_process
 from tests.integration.test_torchcodec import StandIn
 from tests.support.hub import LoopbackHub
-from tests.support.shared import PROJECT
+from tests.support.shared import PROJECT, import_path
 
 pytest_plugins = ["tests.support.hub.plugin"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(110)]
@@ -76,7 +76,7 @@ def test_a_job_array(
     home = tmp_path / "home"
     environment = os.environ | loopback_hub.env(loopback_hub.read_token, home=home) | {"PATH": program}
     environment["HF_LEROBOT_HOME"] = str(tmp_path / "shared/lerobot")
-    path = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
+    path = import_path()
     done = subprocess.run(
         ["bash", "-ec", submit],
         cwd=tmp_path,
@@ -111,7 +111,7 @@ def test_completions_are_written(tmp_path: Path, program: str) -> None:
     assert len(places) == 3
     for place in places:
         (tmp_path / place).parent.mkdir(parents=True)
-    path = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
+    path = import_path()
     environment = os.environ | {"HOME": str(tmp_path), "PATH": program, "PYTHONPATH": path}
     subprocess.run(["bash", "-ec", "\n".join(lines)], env=environment, timeout=100, check=True)
     for place, name in zip(places, ("lrstream.bash", "_lrstream", "lrstream.fish"), strict=True):

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from lrstream.demo import DemoCamera, DemoSpec, WrittenDataset, write_dataset
-from tests.support.ranks import import_path, run_ranks, torchrun
-from tests.support.shared import PROJECT
+from tests.support.ranks import run_ranks, torchrun
+from tests.support.shared import PROJECT, import_path
 
 pytest.importorskip("lightning", reason="Lightning is not installed here")
 

@@ -15,7 +15,7 @@ import pytest
 
 from lrstream.demo import DemoCamera, DemoSpec, write_dataset
 from tests.support import faults
-from tests.support.shared import PROJECT
+from tests.support.shared import import_path
 
 NUM_FILES = 500
 # All twenty epochs take a minute of a processor; growth shows in fewer.
@@ -49,7 +49,7 @@ def many_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(script: str, root: Path, timeout_s: float) -> dict[str, Any]:
     """Run a script in a process of its own; what it prints as JSON."""
-    path = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
+    path = import_path()
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script), str(root), str(NUM_EPOCHS)],
         capture_output=True,

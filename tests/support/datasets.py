@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from lrstream.demo import DemoCamera, DemoSpec, WrittenDataset, write_dataset
-from tests.support.shared import PROJECT
+from tests.support.shared import import_path
 
 __all__ = ["SPECS", "DatasetCache", "copy_dataset", "write_dataset_in_child"]
 
@@ -131,7 +131,7 @@ def write_dataset_in_child(spec: DemoSpec, root: Path, timeout_s: float = 40.0) 
     """
     root.parent.mkdir(parents=True, exist_ok=True)
     result = root.parent / f".{root.name}.pickle"
-    path = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
+    path = import_path()
     environment = os.environ | {"SVT_LOG": "1", "PYTHONPATH": path}
     for _ in range(2):
         try:

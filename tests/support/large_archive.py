@@ -7,8 +7,14 @@ size, so an archive of 100,000 sources of 6,000 pictures costs what copying its 
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +22,10 @@ from lrstream.mp4.track import SampleTable, TrackIndex
 from lrstream.sidecar.identity import SidecarIdentity, SourceFile
 from lrstream.sidecar.manifest import source_entry
 from lrstream.sidecar.writer import ArchiveWriter, EncodedSource, encode_source
+from tests.support.shared import import_path
 from tests.support.tracks import make_track
 
-__all__ = ["large_path", "large_track", "write_large_archive"]
+__all__ = ["large_path", "large_track", "run_on_archive", "write_large_archive"]
 
 _NUM_TABLES = 16
 _FIRST_BYTE = 64 * 1024
@@ -108,3 +115,47 @@ def _encoded(num_files: int, num_samples: int, tables: list[SampleTable]) -> Ite
                 for member in members[number % len(members)]
             ),
         )
+
+
+_PRELUDE = """
+    import json, random, sys, time
+    from pathlib import Path
+    import numpy, pyarrow
+    from lrstream.index.open import open_index
+    from tests.support.large_archive import large_path
+
+    def memory(name):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(name + ":"):
+                return int(line.split()[1]) * 1024
+
+    archive, home, num_files = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+"""
+
+
+def run_on_archive(script: str, directory: Path, num_files: int) -> dict[str, Any]:
+    """Run a script in a process of its own; what it prints as JSON.
+
+    Args:
+        script: Finds `archive` (``x.npz`` of the directory), `home`, `num_files`, `open_index`, `large_path`
+            and `memory`, which gives a size of the process by its name in ``/proc/self/status``.
+        directory: Where the archive is, and the script's home.
+        num_files: Sources in the archive.
+    """
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            textwrap.dedent(_PRELUDE) + textwrap.dedent(script),
+            str(directory / "x.npz"),
+            str(directory / "home"),
+            str(num_files),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result

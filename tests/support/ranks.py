@@ -7,14 +7,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from tests.support.shared import PROJECT
+from tests.support.shared import import_path
 
-__all__ = ["import_path", "run_ranks", "torchrun"]
-
-
-def import_path() -> str:
-    """PYTHONPATH for a script that stands elsewhere: the project, then what this process has there."""
-    return os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
+__all__ = ["run_ranks", "torchrun"]
 
 
 def torchrun(world_size: int) -> list[str]:

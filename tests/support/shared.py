@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +23,7 @@ __all__ = [
     "SHARED",
     "Oracle",
     "hash_picture",
+    "import_path",
     "oracle",
     "requires_shared",
     "shared_dataset",
@@ -29,6 +31,12 @@ __all__ = [
 
 PROJECT = Path(__file__).resolve().parents[2]
 """Root of the project."""
+
+
+def import_path() -> str:
+    """PYTHONPATH for a script that stands elsewhere: the project, then what this process has there."""
+    return os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
+
 
 _BESIDE = PROJECT.parent / "shared"
 SHARED: Path | None = _BESIDE if (_BESIDE / "datasets").is_dir() and (_BESIDE / "oracle").is_dir() else None

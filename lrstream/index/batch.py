@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -24,37 +26,56 @@ _BUFFERS = [(place, field.name) for place, field in _FIELDS if pa.types.is_large
 _PATH, _FINGERPRINT = SCHEMA.names.index("path"), SCHEMA.names.index("fingerprint")
 _OFFSETS, _DATA = 1, 2  # buffers of a binary column
 
+Cell = Callable[[int], Any]
+"""Gives the value of a column at a place, which must be 0 or more."""
+
 
 class BatchRows:
     """A checked record batch.
 
     Args:
-        batch: As read; its columns stay where they are mapped.
+        batch: As mapped; its columns stay where they are.
+        read: Bytes ``[start, stop)`` of one of its buffers, however they are had.
 
     Raises:
         ArrowException: The batch contradicts itself.
     """
 
-    def __init__(self, batch: pa.RecordBatch) -> None:
-        # Checking every offset of every column takes longer than reading a few rows: only paths, which are
-        # searched, are checked as a whole here, others as they are used.
+    def __init__(self, batch: pa.RecordBatch, read: Callable[[pa.Buffer, int, int], bytes]) -> None:
+        # Checking every offset of every column takes longer than reading a few rows: they are checked as
+        # they are used.
         batch.validate()
+        self._read = read
         self._columns = batch.columns
-        self._paths = self._columns[_PATH]
-        self._paths.validate(full=True)
+        self._paths = _Texts(self._columns[_PATH])
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self._columns[_PATH])
 
-    def path(self, place: int) -> str:
-        """Path of the row at a place."""
-        path: str = self._paths[place].as_py()
+    @cached_property
+    def extent(self) -> tuple[int, int] | None:
+        """Addresses ``[start, stop)`` that the buffers lie between; None where there is none."""
+        buffers = [buffer for column in self._columns for buffer in column.buffers() if buffer]
+        if not buffers:
+            return None
+        return min(one.address for one in buffers), max(one.address + one.size for one in buffers)
+
+    def path_bytes(self, place: int) -> bytes:
+        """Path of the row at a place, UTF-8: in the order of the rows, as texts are."""
+        path = self._paths.at(place)
+        if path is None:
+            raise ValueError(f"the column path has no value in row {place}")
         return path
+
+    def find(self, path: bytes) -> int | None:
+        """Place of a path."""
+        place = bisect_left(range(len(self)), path, key=self.path_bytes)
+        return place if place < len(self) and self.path_bytes(place) == path else None
 
     def fingerprint(self, place: int) -> str | None:
         """Fingerprint of the row at a place."""
-        text: str | None = self._fingerprints[place].as_py()
-        return text
+        text = self._fingerprints.at(place)
+        return None if text is None else text.decode("utf-8")
 
     def column(self, name: str) -> list[Any]:
         """One cell of each row."""
@@ -64,51 +85,76 @@ class BatchRows:
         return values
 
     def row(self, place: int) -> dict[str, Any]:
-        """One row by column name; encoded arrays as views of the mapped file."""
-        row: dict[str, Any] = {"path": self.path(place), "fingerprint": self.fingerprint(place)}
-        for name, numbers in self._numbers.items():
-            row[name] = numbers.item(place)
-        for name, (choices, values) in self._shared.items():
-            row[name] = values[choices.item(place)]
-        for name, (bounds, data) in self._buffers.items():
-            start, stop = bounds[place : place + 2].tolist()
-            if not 0 <= start <= stop <= len(data):
-                raise ValueError(f"the column {name} places a cell at [{start}, {stop}) of {len(data)} bytes")
-            row[name] = data[start:stop]
+        """One row by column name."""
+        path = self.path_bytes(place).decode("utf-8")
+        row: dict[str, Any] = {"path": path, "fingerprint": self.fingerprint(place)}
+        for name, cell in self._numbers:
+            row[name] = cell(place)
+        for name, cell, values in self._shared:
+            number = cell(place)
+            if number < 0:
+                raise ValueError(f"the column {name} refers to value {number}")
+            row[name] = values[number]
+        for name, bound, data in self._buffers:
+            start, stop = bound(place), bound(place + 1)
+            size = 0 if data is None else data.size
+            if not 0 <= start <= stop <= size:
+                raise ValueError(f"the column {name} places a cell at [{start}, {stop}) of {size} bytes")
+            row[name] = b"" if data is None or start == stop else self._read(data, start, stop)
         return row
 
     @cached_property
-    def _fingerprints(self) -> pa.Array:
-        column = self._columns[_FINGERPRINT]
-        column.validate(full=True)
-        return column
+    def _fingerprints(self) -> _Texts:
+        return _Texts(self._columns[_FINGERPRINT])
 
     @cached_property
-    def _numbers(self) -> dict[str, NDArray[Any]]:
-        return {name: _numbers_of(self._columns[place], name) for place, name in _NUMBERS}
+    def _numbers(self) -> list[tuple[str, Cell]]:
+        return [(name, _numbers_of(self._columns[place], name).item) for place, name in _NUMBERS]
 
     @cached_property
-    def _shared(self) -> dict[str, tuple[NDArray[Any], list[Any]]]:
+    def _shared(self) -> list[tuple[str, Cell, list[Any]]]:
         """For each dictionary column the number of each row's value, and the values."""
-        columns = {}
+        columns: list[tuple[str, Cell, list[Any]]] = []
         for place, name in _SHARED:
             column = self._columns[place]
-            column.validate(full=True)
-            columns[name] = _numbers_of(column.indices, name), column.dictionary.to_pylist()
+            column.dictionary.validate(full=True)
+            numbers = _numbers_of(column.indices, name)
+            columns.append((name, numbers.item, column.dictionary.to_pylist()))
         return columns
 
     @cached_property
-    def _buffers(self) -> dict[str, tuple[NDArray[np.int64], memoryview]]:
-        """For each binary column where cells begin and end, and all their bytes."""
-        columns = {}
+    def _buffers(self) -> list[tuple[str, Cell, pa.Buffer | None]]:
+        """For each binary column where cells begin and end, and where all their bytes are."""
+        columns: list[tuple[str, Cell, pa.Buffer | None]] = []
         for place, name in _BUFFERS:
             column = self._columns[place]
             _require_values(column, name)
             buffers = column.buffers()
-            data = memoryview(b"" if buffers[_DATA] is None else buffers[_DATA])
             bounds = np.frombuffer(buffers[_OFFSETS], np.int64, len(column) + 1, 8 * column.offset)
-            columns[name] = bounds, data
+            columns.append((name, bounds.item, buffers[_DATA]))
         return columns
+
+
+class _Texts:
+    """A column of texts, UTF-8."""
+
+    def __init__(self, column: pa.Array) -> None:
+        _, offsets, text = column.buffers()
+        self._bound = np.frombuffer(offsets, np.int32, len(column) + 1, 4 * column.offset).item
+        self._text = memoryview(b"" if text is None else text)
+        self._length = len(column)
+        self._is_valid = column.is_valid().to_numpy(zero_copy_only=False).item if column.null_count else None
+
+    def at(self, place: int) -> bytes | None:
+        """The text at a place."""
+        if not 0 <= place < self._length:
+            raise IndexError(f"there is no row {place} of {self._length}")
+        if self._is_valid is not None and not self._is_valid(place):
+            return None
+        start, stop = self._bound(place), self._bound(place + 1)
+        if not 0 <= start <= stop <= len(self._text):
+            raise ValueError(f"a text lies at [{start}, {stop}) of {len(self._text)} bytes")
+        return bytes(self._text[start:stop])
 
 
 def _numbers_of(column: pa.Array, name: str) -> NDArray[Any]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -86,9 +87,11 @@ def _schema() -> pa.Schema:
 
 SCHEMA = _schema()
 
-_CELLS = {name: [f"{name}_{part}" for part in EncodedArray._fields] for name in ENCODED}
+_CELLS = {name: itemgetter(*(f"{name}_{part}" for part in EncodedArray._fields)) for name in ENCODED}
 _DATA_CELLS = [name for name in SCHEMA.names if name.endswith("_data") or name in ("ftyp", "stsd_body")]
-_TEXT_CELLS = [name for name in SCHEMA.names if name != "checksum" and name not in _DATA_CELLS]
+_TEXT_CELLS = itemgetter(*(name for name in SCHEMA.names if name != "checksum" and name not in _DATA_CELLS))
+_TRACK_FIELDS = (*_SCALARS, *_SHARED)
+_TRACK_CELLS = itemgetter(*_TRACK_FIELDS)
 
 
 def track_to_row(track: TrackIndex, fingerprint: str | None) -> dict[str, Any]:
@@ -100,7 +103,7 @@ def track_to_row(track: TrackIndex, fingerprint: str | None) -> dict[str, Any]:
     """
     samples = track.samples
     row: dict[str, Any] = {"path": track.file_path, "fingerprint": fingerprint}
-    row |= {name: getattr(track, name) for name in (*_SCALARS, *_SHARED)}
+    row |= {name: getattr(track, name) for name in _TRACK_FIELDS}
     row |= {
         "num_samples": samples.num_samples,
         "num_sync": len(samples.sync_samples),
@@ -144,7 +147,7 @@ def track_from_row(row: dict[str, Any]) -> TrackIndex:
         raise SidecarError(f"The mapped index gives {row['path']} {count} samples and {num_sync} keyframes.")
     if row["timescale"] < 1:
         raise SidecarError(f"The mapped index gives {row['path']} a timescale of {row['timescale']}.")
-    arrays = {name: EncodedArray(*(row[cell] for cell in cells)) for name, cells in _CELLS.items()}
+    arrays = {name: EncodedArray._make(cells(row)) for name, cells in _CELLS.items()}
     if not row["pts_derived"] and len(row["pts_data"]) != 8 * count:
         raise SidecarError(
             f"The mapped index holds {len(row['pts_data'])} bytes of times for {count} samples."
@@ -160,7 +163,7 @@ def track_from_row(row: dict[str, Any]) -> TrackIndex:
         arrays=arrays,
     )
     _check_bounds(stored, row)
-    scalars = {name: row[name] for name in (*_SCALARS, *_SHARED)}
+    scalars = dict(zip(_TRACK_FIELDS, _TRACK_CELLS(row), strict=True))
     return TrackIndex(file_path=row["path"], **scalars, samples=MappedSamples(stored))
 
 
@@ -174,7 +177,7 @@ def identity_checksum(identity: SidecarIdentity) -> str:
 
 def row_checksum(row: dict[str, Any]) -> int:
     """CRC-32 of a row's cells in the order of the schema, numbers and texts first."""
-    crc = zlib.crc32(_text([str(row[name]) for name in _TEXT_CELLS]))
+    crc = zlib.crc32(_text(list(map(str, _TEXT_CELLS(row)))))
     for name in _DATA_CELLS:
         crc = zlib.crc32(row[name], zlib.crc32(len(row[name]).to_bytes(8, "little"), crc))
     return crc

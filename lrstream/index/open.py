@@ -7,9 +7,7 @@ pages.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import mmap
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,12 +16,11 @@ from typing import Any, Protocol, TypeVar
 import pyarrow as pa
 
 from lrstream.errors import AccessError, LrstreamError, NotFoundError, SidecarError
-from lrstream.index.batch import BatchRows
 from lrstream.index.convert import convert
 from lrstream.index.format import FORMAT_VERSION, SCHEMA, identity_checksum, track_from_row
 from lrstream.index.from_archive import ArchiveIndex
 from lrstream.index.generation import IndexDirectory, content_key
-from lrstream.index.records import RecordCache
+from lrstream.index.mapping import IndexMapping
 from lrstream.mp4.track import TrackIndex
 from lrstream.sidecar.archive import ArchiveReader
 from lrstream.sidecar.identity import SidecarIdentity, SourceFile
@@ -43,9 +40,6 @@ _METADATA = frozenset(
 
 _REMOVED = "It was removed: open the dataset again, and it is made again from the sidecar."
 _REMAKE = "Remove this file; it will be made again from the sidecar."
-
-# Records read between two times that mapped pages are given back.
-_READS_PER_RELEASE = 16
 
 Result = TypeVar("Result")
 
@@ -86,49 +80,6 @@ class HasPath(Protocol):
     def path(self) -> Path: ...
 
 
-class _Mapping(RecordCache):
-    """The mapped file in one process."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reader: pa.ipc.RecordBatchFileReader | None = None
-        self._memory: mmap.mmap | None = None
-        self._batches: dict[int, BatchRows] = {}
-        self._num_reads = 0
-
-    def open(self, path: Path) -> pa.ipc.RecordBatchFileReader:
-        if self.reader is None:
-            try:
-                with path.open("rb") as file:
-                    self._memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                self.reader = pa.ipc.open_file(pa.py_buffer(self._memory))
-            except FileNotFoundError as error:
-                raise NotFoundError(f"There is no mapped index at {path}.", path=str(path)) from error
-            except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: there is nothing to map
-                raise SidecarError(
-                    f"The mapped index {path} cannot be opened: {error}.", path=str(path)
-                ) from error
-        return self.reader
-
-    def batch(self, number: int) -> BatchRows:
-        batch = self._batches.get(number)
-        if batch is None:
-            assert self.reader is not None
-            batch = self._batches[number] = BatchRows(self.reader.get_batch(number))
-        return batch
-
-    def note_read(self) -> None:
-        """Give pages back from time to time.
-
-        A system maps far more around a page than is read, up to 2 MiB, and counts it as this process's
-        memory. Pages given back stay in the system's cache, for all processes.
-        """
-        self._num_reads += 1
-        if self._num_reads % _READS_PER_RELEASE == 0 and self._memory is not None:
-            with contextlib.suppress(OSError):  # only a hint
-                self._memory.madvise(mmap.MADV_DONTNEED)
-
-
 class MappedIndex:
     """A mapped index file. Thread-safe, picklable (by path), independent in each process.
 
@@ -142,7 +93,7 @@ class MappedIndex:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._mapping: PerProcess[_Mapping] = PerProcess(_Mapping)
+        self._mapping: PerProcess[IndexMapping] = PerProcess(IndexMapping)
         mapping = self._mapping.get()
         with mapping.lock:
             schema = mapping.open(path).schema
@@ -228,17 +179,17 @@ class MappedIndex:
     def __repr__(self) -> str:
         return f"MappedIndex({str(self.path)!r}, {len(self)} files)"
 
-    def _read(self, mapping: _Mapping, file_path: str) -> TrackIndex | None:
-        found = _find(mapping, mapping.open(self.path).num_record_batches, file_path)
+    def _read(self, mapping: IndexMapping, file_path: str) -> TrackIndex | None:
+        mapping.open(self.path)
+        found = mapping.find(file_path)
         if found is None:
             return None
         batch, place = found
-        track = track_from_row(batch.row(place))
-        mapping.note_read()
-        return track
+        return track_from_row(batch.row(place))
 
-    def _read_fingerprint(self, mapping: _Mapping, file_path: str) -> str | None:
-        found = _find(mapping, mapping.open(self.path).num_record_batches, file_path)
+    def _read_fingerprint(self, mapping: IndexMapping, file_path: str) -> str | None:
+        mapping.open(self.path)
+        found = mapping.find(file_path)
         if found is None:
             return None
         batch, place = found
@@ -352,25 +303,3 @@ def _open_if_valid(generation: Path) -> MappedIndex | None:
     except SidecarError as error:
         logger.warning("%s It will be made again.", error)
         return None
-
-
-def _find(mapping: _Mapping, num_batches: int, path: str) -> tuple[BatchRows, int] | None:
-    """Batch and row of a path, by binary search over batches and then rows."""
-    low, high = 0, num_batches
-    while high - low > 1:
-        middle = (low + high) // 2
-        if mapping.batch(middle).path(0) <= path:
-            low = middle
-        else:
-            high = middle
-    if num_batches == 0:
-        return None
-    batch = mapping.batch(low)
-    low, high = 0, len(batch)
-    while low < high:
-        middle = (low + high) // 2
-        if batch.path(middle) < path:
-            low = middle + 1
-        else:
-            high = middle
-    return (batch, low) if low < len(batch) and batch.path(low) == path else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import multiprocessing
@@ -20,7 +21,9 @@ import pytest
 from lrstream.errors import AccessError, DiskFullError, NotFoundError, SidecarError
 from lrstream.index import open as open_module
 from lrstream.index import records
+from lrstream.index.encoding import encode
 from lrstream.index.generation import IndexDirectory, list_generations
+from lrstream.index.mapping import IndexMapping
 from lrstream.index.open import ArchiveIndex, MappedIndex, find_index, open_index
 from lrstream.mp4.track import TrackIndex
 from lrstream.sidecar.archive import write_archive
@@ -329,14 +332,71 @@ def test_a_record_outlives_its_index_and_travels(archive: Path, home: Path, trac
         assert_same_track(record, track)
 
 
-def test_pages_are_given_back(tmp_path: Path, home: Path) -> None:
-    """Far more records than are read between two times of that, twice: still the same."""
+def test_pages_of_old_batches_are_given_back(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many more batches than stay mapped, asked for in any order and again: still the same."""
     tracks = make_tracks(60, num_samples=400)
     write_archive(tmp_path / "x.npz", identity_of(tracks), tracks)
+    monkeypatch.setattr("lrstream.index.convert._BATCH_ROWS", 4)
+    monkeypatch.setattr("lrstream.index.mapping._MOST_BATCHES", 2)
+    given_back: list[int] = []
+    original = IndexMapping._give_back
+
+    def give_back(self: IndexMapping, number: int) -> None:
+        given_back.append(number)
+        original(self, number)
+
+    monkeypatch.setattr(IndexMapping, "_give_back", give_back)
     index = mapped(tmp_path / "x.npz", home)
-    for _ in range(2):
-        for track in tracks:
-            assert_same_track(index.track(track.file_path), track)
+    rng = np.random.default_rng(0)
+    for number in [*rng.permutation(60).tolist(), *rng.permutation(60).tolist()]:
+        assert_same_track(index.track(tracks[number].file_path), tracks[number])
+        monkeypatch.setattr(records, "_CACHE_BYTES", 0)  # asked for again, a record is made again
+    assert set(given_back) == set(range(15))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="needs /proc to measure a process")
+def test_records_all_over_a_large_index_map_little_of_it(tmp_path: Path, home: Path) -> None:
+    """A system maps up to 2 MiB around a byte that is looked at, so the records' own data are read."""
+    rng = np.random.default_rng(0)
+    tracks = make_tracks(2000, num_samples=2)
+    one = make_track("x", num_samples=30_000)
+    one.samples.sizes_bytes[:] = rng.integers(1, 1 << 24, 30_000)
+    one.samples.offsets_bytes[:] = 4096 + np.cumsum(one.samples.sizes_bytes) - one.samples.sizes_bytes
+    size = int(one.samples.offsets_bytes[-1] + one.samples.sizes_bytes[-1])
+    large = [
+        dataclasses.replace(one, file_path=tracks[place].file_path, file_size=size)
+        for place in range(0, 2000, 20)
+    ]
+    tracks[::20] = large
+    write_archive(tmp_path / "x.npz", identity_of(tracks), tracks)
+    index = mapped(tmp_path / "x.npz", home)
+    assert index.path.stat().st_size > 12_000_000
+    index.track(tracks[1].file_path)
+
+    def resident() -> int:
+        status = Path("/proc/self/smaps").read_text()
+        part = status.split(str(index.path), 1)[1]
+        return int(next(line for line in part.splitlines() if line.startswith("Rss:")).split()[1]) << 10
+
+    before = resident()
+    held = [index.track(track.file_path) for track in large]
+    assert len(held) == 100
+    assert resident() - before < 4 << 20
+
+
+def test_a_file_that_was_cut_after_it_was_mapped_is_refused(
+    archive: Path, home: Path, tracks: list[TrackIndex], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = mapped(archive, home)
+    assert index.track(tracks[3].file_path).samples.num_samples == 40
+    pread = os.pread
+    monkeypatch.setattr(records, "_CACHE_BYTES", 0)
+    index.track(tracks[0].file_path)
+    monkeypatch.setattr(os, "pread", lambda file, size, place: pread(file, min(size, 5), place))
+    with pytest.raises(SidecarError, match="ends within a cell of 320 bytes, 5 of them are left"):
+        index.track(tracks[3].file_path)
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -21,7 +21,6 @@ import pytest
 from lrstream.errors import AccessError, DiskFullError, NotFoundError, SidecarError
 from lrstream.index import open as open_module
 from lrstream.index import records
-from lrstream.index.encoding import encode
 from lrstream.index.generation import IndexDirectory, list_generations
 from lrstream.index.mapping import IndexMapping
 from lrstream.index.open import ArchiveIndex, MappedIndex, find_index, open_index

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import weakref
 from bisect import bisect_right
 from collections import OrderedDict
 from pathlib import Path
@@ -27,22 +28,45 @@ __all__ = ["IndexMapping"]
 _MOST_BATCHES = 24
 
 
+class _File:
+    """An index file, opened and mapped. Both end with it.
+
+    Raises:
+        OSError, ValueError: It cannot be opened; it is empty.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._descriptor)
+        self._memory = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
+        self.buffer = pa.py_buffer(self._memory)
+
+    def read(self, part: pa.Buffer, start: int, stop: int) -> bytes:
+        """Bytes ``[start, stop)`` of a part of the buffer, without touching the mapping."""
+        data = os.pread(self._descriptor, stop - start, part.address - self.buffer.address + start)
+        if len(data) != stop - start:
+            raise ValueError(
+                f"the file ends within a cell of {stop - start} bytes, {len(data)} of them are left"
+            )
+        return data
+
+    def give_back(self, first: int, last: int) -> None:
+        """Unmap the pages of addresses ``[first, last)``; they stay in the cache that all processes share."""
+        start = (first - self.buffer.address) // mmap.PAGESIZE * mmap.PAGESIZE
+        with contextlib.suppress(OSError):  # only a hint
+            self._memory.madvise(mmap.MADV_DONTNEED, start, last - self.buffer.address - start)
+
+
 class IndexMapping(RecordCache):
     """See the module. What is not said to be safe belongs to the holder of `lock`."""
 
     def __init__(self) -> None:
         super().__init__()
+        self._file: _File | None = None
         self._reader: pa.ipc.RecordBatchFileReader | None = None
-        self._memory: mmap.mmap | None = None
-        self._descriptor = -1
-        self._address = 0
         self._batches: dict[int, BatchRows] = {}
         self._recent: OrderedDict[int, None] = OrderedDict()
         self._first_paths: dict[int, bytes] = {}
-
-    def __del__(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
 
     def open(self, path: Path) -> pa.ipc.RecordBatchFileReader:
         """Map the file, unless that was done.
@@ -53,12 +77,8 @@ class IndexMapping(RecordCache):
         """
         if self._reader is None:
             try:
-                if self._descriptor < 0:
-                    self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                self._memory = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
-                buffer = pa.py_buffer(self._memory)
-                self._address = buffer.address
-                self._reader = pa.ipc.open_file(buffer)
+                self._file = _File(path)
+                self._reader = pa.ipc.open_file(self._file.buffer)
             except FileNotFoundError as error:
                 raise NotFoundError(f"There is no mapped index at {path}.", path=str(path)) from error
             except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: there is nothing to map
@@ -72,13 +92,14 @@ class IndexMapping(RecordCache):
         batch = self._batches.get(number)
         if batch is None:
             assert self._reader is not None
-            batch = self._batches[number] = BatchRows(self._reader.get_batch(number), self._read)
+            assert self._file is not None
+            batch = self._batches[number] = BatchRows(self._reader.get_batch(number), self._file.read)
         if number in self._recent:
             self._recent.move_to_end(number)
         else:
             self._recent[number] = None
             if len(self._recent) > _MOST_BATCHES:
-                self._give_back(self._recent.popitem(last=False)[0])
+                self._give_back(self._batches[self._recent.popitem(last=False)[0]])
         return batch
 
     def find(self, path: str) -> tuple[BatchRows, int] | None:
@@ -98,20 +119,6 @@ class IndexMapping(RecordCache):
             path = self._first_paths[number] = self.batch(number).path_bytes(0)
         return path
 
-    def _read(self, buffer: pa.Buffer, start: int, stop: int) -> bytes:
-        """Bytes ``[start, stop)`` of a buffer of the mapped file, without touching the mapping."""
-        data = os.pread(self._descriptor, stop - start, buffer.address - self._address + start)
-        if len(data) != stop - start:
-            raise ValueError(
-                f"the file ends within a cell of {stop - start} bytes, {len(data)} of them are left"
-            )
-        return data
-
-    def _give_back(self, number: int) -> None:
-        """Unmap the pages of a batch; they stay in the system's cache, for all processes."""
-        assert self._memory is not None
-        extent = self._batches[number].extent
-        if extent is not None:
-            start = (extent[0] - self._address) // mmap.PAGESIZE * mmap.PAGESIZE
-            with contextlib.suppress(OSError):  # only a hint
-                self._memory.madvise(mmap.MADV_DONTNEED, start, extent[1] - self._address - start)
+    def _give_back(self, batch: BatchRows) -> None:
+        if batch.extent is not None and self._file is not None:
+            self._file.give_back(*batch.extent)

@@ -17,11 +17,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from lrstream.errors import ByteBudgetError, LrstreamError, UsageError
 
@@ -75,14 +74,19 @@ class Lease(Generic[P]):
     """The right to use an episode's payload; ends by `release` or at the end of a `with` block.
 
     Args:
+        cache: Where the episode is.
+        episode: Which one.
+        entry: What the cache knows of it.
         payload: What was given to `EpisodeByteCache.fill`.
-        end: Called once, when the lease ends.
     """
 
-    def __init__(self, payload: P, end: Callable[[], None]) -> None:
+    __slots__ = ("_cache", "_entry", "_episode", "_is_released", "_payload")
+
+    def __init__(self, cache: EpisodeByteCache[Any, P], episode: Any, entry: _Entry[P], payload: P) -> None:
+        self._cache = cache
+        self._episode = episode
+        self._entry = entry
         self._payload: P | None = payload
-        self._end = end
-        self._lock = threading.Lock()
         self._is_released = False
 
     @property
@@ -99,12 +103,7 @@ class Lease(Generic[P]):
 
     def release(self) -> None:
         """End the lease; more calls do nothing."""
-        with self._lock:
-            if self._is_released:
-                return
-            self._is_released = True
-            self._payload = None
-        self._end()
+        self._cache._end(self)
 
     def __enter__(self) -> P:
         return self.payload
@@ -268,12 +267,17 @@ class EpisodeByteCache(Generic[K, P]):
                 raise LrstreamError(f"Episode {episode} was to be decoded, but its bytes are not held.")
             entry.num_leases += 1
             payload: P = entry.payload  # type: ignore[assignment]  # it is filled
-        return Lease(payload, partial(self._end_lease, episode, entry))
+        return Lease(self, episode, entry, payload)
 
-    def _end_lease(self, episode: K, entry: _Entry[P]) -> None:
+    def _end(self, lease: Lease[P]) -> None:
         with self._lock:
+            if lease._is_released:
+                return
+            lease._is_released = True
+            lease._payload = None
+            entry = lease._entry
             entry.num_leases -= 1
-            self._free_if_unused(episode, entry)
+            self._free_if_unused(lease._episode, entry)
 
     def retire(self, episode: K) -> None:
         """No more leases will be asked for: free the bytes now, or when the last lease ends.

@@ -16,7 +16,7 @@ from lrstream.streaming.episode import EpisodeRecord
 from lrstream.streaming.metrics import LoaderMetrics
 from lrstream.streaming.reservoir import HeldAnchor, PictureReservoir
 from lrstream.streaming.samples import SampleBuilder
-from lrstream.streaming.threads import JobThreads, ThreadShare
+from lrstream.streaming.threads import CallersThread, JobThreads, ThreadShare
 
 __all__ = ["DecodeStage", "Outcome", "QueuedAnchor"]
 
@@ -66,7 +66,7 @@ class DecodeStage:
         builder: Makes samples.
         decoders: Open decoders.
         metrics: Where times go.
-        num_threads: Most threads.
+        num_threads: Most threads. Samples without pictures are made by the thread that submits them.
         threads: Threads that several stages use; None = its own.
         is_transforming: Whether image transforms run here.
         reservoir: Decoded pictures that anchors wait for; None = each anchor is decoded for itself.
@@ -91,9 +91,13 @@ class DecodeStage:
         self._metrics = metrics
         self._memory = memory
         self._reservoir = reservoir
-        self._threads: JobThreads | ThreadShare = (
-            JobThreads("lrstream-decode", num_threads) if threads is None else ThreadShare(threads)
-        )
+        self._threads: JobThreads | ThreadShare | CallersThread
+        if not builder.has_pictures:
+            self._threads = CallersThread()
+        elif threads is None:
+            self._threads = JobThreads("lrstream-decode", num_threads)
+        else:
+            self._threads = ThreadShare(threads)
         self._lock = threading.Lock()
         self._waiting: dict[_GopKey, _Job] = {}  # that no thread has begun, by episode and GOP
         # Of anchors that are not decoded yet.
@@ -164,7 +168,10 @@ class DecodeStage:
                 memory=self._memory,
                 places=[anchor.place for anchor in anchors],
             )
-        except BaseException as error:  # noqa: BLE001  (raised again where the sample is waited for)
+        except BaseException as error:
+            if isinstance(self._threads, CallersThread) and not isinstance(error, Exception):
+                raise  # Ctrl-C of whoever asks for samples
+            # Raised again where the sample is waited for.
             if len(anchors) > 1:
                 # Which of them is at fault? The others are right, and come before the error if it is theirs.
                 return [outcome for anchor in anchors for outcome in self._decode([anchor])]

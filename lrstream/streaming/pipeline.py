@@ -144,7 +144,9 @@ class EpochPipeline:
             memory=None if placer is None else placer.memory,
         )
         # Half of the queue is being decoded and half of it waits, however it is cut into jobs.
-        self._job_size = max(1, options.decoded_queue_size // (2 * max(1, options.decode_threads)))
+        # Without pictures nothing waits.
+        num_parts = 2 * max(1, options.decode_threads) if builder.has_pictures else 1
+        self._job_size = max(1, options.decoded_queue_size // num_parts)
         self._blocks = tail.blocks
         self._admitting: list[int] = []  # of the current block, still waiting for room; reversed
         self._block: Iterator[_Anchor] = iter(())

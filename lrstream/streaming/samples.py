@@ -30,6 +30,8 @@ __all__ = ["ReturnUint8", "Sample", "SampleBuilder"]
 
 ReturnUint8 = bool | Literal["all"]
 
+_PICTURES = frozenset({"video", "depth", "image", "depth_image"})
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleBuilder:
@@ -113,6 +115,11 @@ class SampleBuilder:
             self._add_others(episode, frame, window, sample)
             sample["task"] = self.tasks[int(episode.rows.arrays["task_index"][frame])]
         return samples
+
+    @property
+    def has_pictures(self) -> bool:
+        """Whether there is anything to decode, be it video or stored images."""
+        return any(feature.kind in _PICTURES for feature in self.features.values())
 
     @property
     def video_keys(self) -> list[str]:

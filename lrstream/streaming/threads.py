@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-__all__ = ["JobThreads", "ThreadShare"]
+__all__ = ["CallersThread", "JobThreads", "ThreadShare"]
 
 Job = Callable[[], None]
 
@@ -123,3 +123,23 @@ class ThreadShare:
         with self._changed:
             self._is_closed = True
             return self._changed.wait_for(lambda: not self._running - {me}, timeout_s)
+
+
+class CallersThread:
+    """Like `JobThreads` without threads: a job is done when `submit` returns. Belongs to one thread.
+
+    For jobs that take less time than waking another thread.
+    """
+
+    def __init__(self) -> None:
+        self._is_closed = False
+
+    def submit(self, job: Job) -> None:
+        """Do a job; after `close` it is dropped."""
+        if not self._is_closed:
+            job()
+
+    def close(self, timeout_s: float) -> bool:
+        """Drop later jobs; True, since none is under way."""
+        self._is_closed = True
+        return True

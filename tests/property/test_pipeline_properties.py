@@ -32,6 +32,7 @@ class DelayedEpisodes:
     """Loads episodes of two parts, and makes samples, each after a random delay."""
 
     num_parts = 2
+    has_pictures = True
     image_transforms = None
 
     def __init__(self, delays: random.Random) -> None:

@@ -58,6 +58,7 @@ class FakeLoader:
 class FakeBuilder:
     """A sample is (position, frame), and says on which thread it was transformed."""
 
+    has_pictures = True
     image_transforms: Any = staticmethod(lambda picture: picture)
 
     def __init__(self, build: Callable[[int, int], None] = lambda position, frame: None) -> None:
@@ -336,6 +337,54 @@ def test_an_interrupted_wait_ends_the_threads() -> None:
     with pytest.raises(KeyboardInterrupt):
         next(pipeline)
     assert own_threads() == []
+
+
+class WithoutPictures(FakeBuilder):
+    has_pictures = False
+
+
+@pytest.mark.parametrize("strategy", ["remaining", "round_robin"])
+@pytest.mark.parametrize("queue_size", [1, 5, 64])
+def test_samples_without_pictures_are_made_where_they_are_asked_for(strategy: str, queue_size: int) -> None:
+    plan = plan_of(LENGTHS, strategy=strategy)
+    threads: set[str] = set()
+    builder = WithoutPictures(lambda position, frame: threads.add(threading.current_thread().name))
+    pipeline = start(plan, LENGTHS, builder=builder, decoded_queue_size=queue_size)
+    assert delivered(pipeline) == anchors_of(plan)
+    assert threads == {threading.current_thread().name}
+
+
+def test_a_failure_without_pictures_is_raised_at_its_own_anchor() -> None:
+    plan = plan_of(LENGTHS)
+    expected = anchors_of(plan)
+
+    def build(position: int, frame: int) -> None:
+        if (position - 100, frame) == expected[13]:
+            raise DecodeError("broken bytes")
+
+    pipeline = start(plan, LENGTHS, builder=WithoutPictures(build))
+    assert [next(pipeline)["anchor"] for _ in range(13)] == expected[:13]
+    with pytest.raises(DecodeError, match="broken bytes"):
+        next(pipeline)
+    assert len(pipeline.cache) == 0
+
+
+def test_an_interruption_without_pictures_is_raised_at_once() -> None:
+    """Even where several samples are being made: it is not taken for the fault of one of them."""
+    calls = 0
+
+    def build(position: int, frame: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise KeyboardInterrupt
+
+    pipeline = start(plan_of(LENGTHS), LENGTHS, builder=WithoutPictures(build), decoded_queue_size=64)
+    with pytest.raises(KeyboardInterrupt):
+        next(pipeline)
+    assert calls == 2
+    assert own_threads() == []
+    assert len(pipeline.cache) == 0
 
 
 def test_a_read_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,7 +168,7 @@ class AnchorPlan:
     def _refuse_oversized(self) -> None:
         if self.strategy == "gop":
             refuse_oversized_units(
-                self.gops, self._lengths.tolist(), self.picture_windows, self.reservoir_bytes, self._names
+                self.gops, self._lengths, self.picture_windows, self.reservoir_bytes, self._names
             )
         if self.budget_bytes is None or self._sizes is None:
             return
@@ -227,10 +227,12 @@ class AnchorPlan:
             return make_strategy(self.strategy, RandomKeys(_ANCHOR_STREAM, *self._seed_key))
         return GopStrategy(
             self.gops,
-            self._lengths.tolist(),
+            self._lengths,
             windows=self.picture_windows,
             capacity_bytes=planned_bytes(self.reservoir_bytes),
             seed_key=self._seed_key,
+            order=self._order.tolist(),
+            anchors_of=self.anchors_of,
         )
 
     def _has_room(self, num_resident: int, num_lingering: int, resident_bytes: int, episode: int) -> bool:
@@ -307,13 +309,16 @@ class AnchorPlan:
         else:
             raise LrstreamError(f"The plan ended before anchor {num_anchors} of {self.num_anchors}.")
         left = {episode: self._left_of(episode, starts, is_left) for episode in entered | resident}
+        left = {episode: anchors for episode, anchors in left.items() if len(anchors)}
         nothing = block.episode[:0]
-        lingering = [episode for episode in entered if episode not in resident and len(left[episode])]
+        lingering = [episode for episode in left if episode not in resident]
         restoring = [PlanBlock(nothing, nothing, (e,), (e,), tuple(entered[e])) for e in lingering]
-        again = tuple(entry for episode in resident for entry in entered.get(episode, ()))
+        # Some may have ended within the block, before this position.
+        members = tuple(episode for episode in resident if episode in left)
+        retired = tuple(episode for episode in block.retired if episode in left)
+        again = tuple(entry for episode in members for entry in entered.get(episode, ()))
         later = tuple(entry._replace(at=entry.at - part) for entry in block.entries if entry.at > part)
-        members = tuple(resident)
-        first = PlanBlock(block.episode[part:], block.frame[part:], members, block.retired, again + later)
+        first = PlanBlock(block.episode[part:], block.frame[part:], members, retired, again + later)
         order = (*lingering, *members)
         return PlanTail(order, self._order[num_admitted:], chain(restoring, (first,), blocks), left)
 

@@ -25,7 +25,7 @@ from lrstream.streaming.clip import NO_PICTURE, Clip
 from lrstream.streaming.decode import DecoderPool, PictureSink, decode_pictures
 from lrstream.streaming.episode import EpisodeRecord
 from lrstream.streaming.metrics import LoaderMetrics
-from lrstream.streaming.picture_needs import PictureNeeds
+from lrstream.streaming.picture_needs import count_needs
 from lrstream.streaming.pictures import PictureConverter
 from lrstream.streaming.pool import AnchorPlan
 from lrstream.streaming.strategies import UnitEntry
@@ -272,10 +272,10 @@ class PictureReservoir:
         cameras = []
         for number, key in enumerate(self._plan.gops.cameras):
             camera = record.cameras[key]
-            needs = PictureNeeds(anchors, len(record), self._deltas[number])
+            needs = count_needs(anchors, len(record), np.array(self._deltas[number], dtype=np.int64)).tolist()
             counts = [0] * len(camera.clip.table)
             ranks = camera.ranks.tolist()
-            for rank, count in zip(ranks, needs.counts, strict=True):
+            for rank, count in zip(ranks, needs, strict=True):
                 if rank != NO_PICTURE:
                     counts[rank] += count
             size_bytes = int(self._plan.gops.picture_bytes[episode, number])

@@ -51,7 +51,7 @@ __all__ = [
     "worker_offsets",
 ]
 
-STATE_FORMAT_VERSION = 3
+STATE_FORMAT_VERSION = 4
 
 # What a state of an earlier version did not say yet.
 _SINCE_VERSION_2: dict[str, Any] = {"features": None, "content_digest": ""}
@@ -214,9 +214,9 @@ class LoaderState:
             raise UsageError(f"earlier_stages of the loader state is {stages!r}, expected a list.")
         state["earlier_stages"] = tuple(_build(EpochStage, stage) for stage in stages)
         record = _build(cls, state)
-        if version < 3 and "gop" in (record.strategy, *(stage.strategy for stage in record.earlier_stages)):
+        if version < 4 and "gop" in (record.strategy, *(stage.strategy for stage in record.earlier_stages)):
             raise UsageError(
-                f"sampling_strategy='gop' draws in another order since version 3, not as in {version}.",
+                f"sampling_strategy='gop' draws in another order since version 4, not as in {version}.",
                 hint=f"Use the lrstream that saved it. {_START_ANEW}",
             )
         return record

@@ -14,6 +14,7 @@ import pytest
 
 from lrstream.commands.benchmark_epoch import Rates, play, walk
 from lrstream.commands.inspect_reservation import reservation_of
+from lrstream.streaming.gop_table import GopTable, format_windows
 from lrstream.streaming.partition import partition_report
 from lrstream.streaming.pool import AnchorPlan, episodes_per_batch
 from lrstream.streaming.strategies import SAMPLING_STRATEGIES, SamplingStrategy
@@ -35,8 +36,29 @@ def test_planner_rate_for_a_pool_of_32_episodes_of_300_frames(
     plan = AnchorPlan(np.full(1000, 300), pool_size=32, strategy=strategy, seed_key=(1,))
     rate = plan.num_anchors / best_cpu_s(lambda: sum(map(len, plan)))
     print(f"{strategy}: {rate / 1e6:.2f} million anchors/s")
-    # `gop` also plans what the reservoir holds, picture by picture.
-    assert rate >= (3e5 if strategy == "gop" else 1e6)
+    assert rate >= 1e6
+
+
+@pytest.mark.parametrize("deltas", [(0,), (-2, -1, 0)])
+def test_planner_rate_where_a_reservoir_is_planned(deltas: tuple[int, ...]) -> None:
+    starts = np.arange(0, 300, 8, dtype=np.int32)
+    plan = AnchorPlan(
+        np.full(200, 300),
+        pool_size=32,
+        strategy="gop",
+        seed_key=(1,),
+        gops=GopTable(
+            ("front", "wrist"),
+            np.tile(starts, 200),
+            np.arange(201) * len(starts),
+            np.full((200, 2), 240 * 320 * 3 // 2),
+        ),
+        reservoir_bytes=2 << 30,
+        picture_windows=format_windows({"front": deltas, "wrist": deltas}),
+    )
+    rate = plan.num_anchors / best_cpu_s(lambda: sum(map(len, plan)))
+    print(f"gop, {len(deltas)} pictures: {rate / 1e6:.2f} million anchors/s")
+    assert rate >= 4e5
 
 
 def test_skipping_is_as_fast_as_planning() -> None:

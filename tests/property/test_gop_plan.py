@@ -112,10 +112,18 @@ class NaiveReservoir:
 
     def run(self, block: PlanBlock) -> None:
         entries = list(block.entries)
+        held = previous = 0
         for place, (episode, frame) in enumerate(anchors_of([block])):
             while entries and entries[0].at <= place:
                 entry = entries.pop(0)
+                before = sum(self.held.values())
                 self.enter(entry.episode, entry.first, entry.stop)
+                unit_bytes = sum(self.held.values()) - before
+                # As soon as it fits: not an anchor earlier, unless another one came first.
+                if entry.at > previous:
+                    assert held + unit_bytes > planned_bytes(self.plan.reservoir_bytes)
+                previous = entry.at
+            held = sum(self.held.values())
             self.deliver(episode, frame)
         for entry in entries:
             assert entry.at == 0

@@ -55,7 +55,7 @@ def test_a_state_survives_json() -> None:
     state = make_state(seed=2**64 - 1, num_batches=7, episode_pool_size=5, earlier_stages=(stage,))
     values = json.loads(json.dumps(state.to_dict()))
     assert LoaderState.from_dict(values) == state
-    assert values["format_version"] == 3
+    assert values["format_version"] == 4
     chosen = make_state(features=("action",), content_digest="c" * 16)
     assert LoaderState.from_dict(json.loads(json.dumps(chosen.to_dict()))) == chosen
 
@@ -76,8 +76,8 @@ def test_a_state_of_another_loader_is_refused_with_advice() -> None:
 
 
 def test_a_state_of_a_newer_version_is_refused_with_both_versions() -> None:
-    for version in (4, 0, "1", True):
-        with pytest.raises(UsageError, match=r"format version .*, but this lrstream reads versions 1 to 3"):
+    for version in (5, 0, "1", True):
+        with pytest.raises(UsageError, match=r"format version .*, but this lrstream reads versions 1 to 4"):
             LoaderState.from_dict(make_state().to_dict() | {"format_version": version})
 
 
@@ -91,7 +91,7 @@ def test_a_state_of_version_1_is_of_all_features_and_unknown_content() -> None:
         check_compatible(state, make_state(features=("action",)))
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_a_state_of_another_order_is_refused(version: int) -> None:
     for strategy in ("remaining", "gop"):
         values = make_state(strategy=strategy).to_dict() | {"format_version": version}
@@ -100,7 +100,7 @@ def test_a_state_of_another_order_is_refused(version: int) -> None:
         if strategy == "remaining":
             assert LoaderState.from_dict(values) == make_state()
             continue
-        with pytest.raises(UsageError, match=r"'gop' draws in another order since version 3"):
+        with pytest.raises(UsageError, match=r"'gop' draws in another order since version 4"):
             LoaderState.from_dict(values)
 
 

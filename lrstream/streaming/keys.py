@@ -15,6 +15,9 @@ from itertools import chain, repeat
 import numpy as np
 import numpy.typing as npt
 
+# By name, so that workers need not load the package, which numpy leaves until somebody looks at it.
+from numpy.random import PCG64, SeedSequence
+
 from lrstream.errors import UsageError
 
 __all__ = ["RandomKeys", "scale_to_range"]
@@ -65,7 +68,7 @@ class RandomKeys:
             if not 0 <= value < 2**64:
                 raise UsageError(f"{value} cannot seed a random stream, expected an integer in [0, 2**64).")
             words += [value & 0xFFFF_FFFF, value >> 32]
-        self._generator = np.random.PCG64(np.random.SeedSequence(words))
+        self._generator = PCG64(SeedSequence(words))
 
     def raw(self, shape: int | Sequence[int]) -> UInt64Array:
         """Uniform words, uint64[shape]; rows are consumed in order, whatever the shape."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import math
+import random
 from typing import Any
 
 import av
@@ -46,6 +47,8 @@ _DEPTH_FORMAT = "gray12le"
 # multiple of 16 and the height even, because the fast path of `gbrp` rounds the rest of a row differently.
 _PLANAR_SUBSAMPLED = frozenset({"yuv420p", "yuvj420p", "yuv422p", "yuvj422p"})
 _PLANAR_FULL = frozenset({"yuv444p", "yuvj444p"})
+# What is checked depends on the width; rows are all alike, but for the chroma that two of them share.
+_MOST_CHECKED_ROWS = 64
 # Plane of `gbrp` that holds red, green, blue.
 _RGB_PLANES = (2, 0, 1)
 _UINT16_MODES = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
@@ -60,7 +63,6 @@ class PictureConverter:
 
     def __init__(self) -> None:
         self._scaler = VideoReformatter()
-        self._is_planar: dict[tuple[str, int, int], bool] = {}
 
     def write_rgb(self, picture: av.VideoFrame, out: NDArray[np.uint8]) -> None:
         """Convert one picture to RGB.
@@ -78,7 +80,7 @@ class PictureConverter:
             raise DecodeError(
                 f"The decoded picture has {width}x{height} pixels, expected {out.shape[2]}x{out.shape[1]}."
             )
-        if self._may_be_planar(picture.format.name, width, height):
+        if _may_be_planar(picture.format.name, width, height):
             planes = _scale(self._scaler, picture, "gbrp").planes
             for channel, plane in enumerate(_RGB_PLANES):
                 # Written out, since this is done for every picture: `_plane_pixels`.
@@ -114,13 +116,17 @@ class PictureConverter:
         # A 12-bit decoder cannot give more than 4095; "clip" only spares `take` a buffered second pass.
         np.take(table, codes, out=out[0], mode="clip")
 
-    def _may_be_planar(self, pixel_format: str, width: int, height: int) -> bool:
-        key = (pixel_format, width, height)
-        known = self._is_planar.get(key)
-        if known is None:
-            known = _is_exact_candidate(*key) and _planar_equals_packed(*key)
-            self._is_planar[key] = known
-        return known
+
+# Of this process, by format, width and height. Two threads that ask first find the same.
+_is_planar: dict[tuple[str, int, int], bool] = {}
+
+
+def _may_be_planar(pixel_format: str, width: int, height: int) -> bool:
+    key = (pixel_format, width, height)
+    known = _is_planar.get(key)
+    if known is None:
+        known = _is_planar[key] = _is_exact_candidate(*key) and _planar_equals_packed(*key)
+    return known
 
 
 def _is_exact_candidate(pixel_format: str, width: int, height: int) -> bool:
@@ -131,10 +137,11 @@ def _is_exact_candidate(pixel_format: str, width: int, height: int) -> bool:
 
 def _planar_equals_packed(pixel_format: str, width: int, height: int) -> bool:
     """Whether both conversions of a noise picture agree, here and now (the scaler depends on the CPU)."""
+    height = min(height, _MOST_CHECKED_ROWS)
     noise = av.VideoFrame(width, height, pixel_format)
-    random = np.random.default_rng(0)
+    noise_bytes = random.Random(0)
     for plane in noise.planes:
-        plane.update(random.integers(0, 256, plane.buffer_size, dtype=np.uint8).tobytes())
+        plane.update(noise_bytes.randbytes(plane.buffer_size))
     scaler = VideoReformatter()
     packed = noise.to_ndarray(format="rgb24")
     planes = _scale(scaler, noise, "gbrp").planes

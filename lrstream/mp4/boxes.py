@@ -8,8 +8,8 @@ paths; nothing descends into a box on its own.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -34,6 +34,10 @@ MAX_CHILDREN = 512
 
 MAX_DEPTH = 12
 """Boxes that may be nested; the deepest path read here (`moov/trak/mdia/minf/stbl/stsd/...`) has eight."""
+
+_SIZE_AND_KIND = struct.Struct(">I4s")
+# Type, payload index, header size and size of a child.
+_Child = tuple[bytes, int, int, int]
 
 
 @lru_cache(maxsize=256)
@@ -92,20 +96,20 @@ def read_header(data: memoryview, at: int) -> BoxHeader | None:
     """
     if at + 8 > len(data):
         return None
-    size = int.from_bytes(data[at : at + 4], "big")
-    kind = bytes(data[at + 4 : at + 8])
+    size, kind = _SIZE_AND_KIND.unpack_from(data, at)
+    if size > 1:
+        return BoxHeader(kind, size, 8)
     if size == 0:
         return BoxHeader(kind, None, 8)
-    if size != 1:
-        return BoxHeader(kind, size, 8)
     if at + 16 > len(data):
         return None
     return BoxHeader(kind, int.from_bytes(data[at + 8 : at + 16], "big"), 16)
 
 
-@dataclass(frozen=True, slots=True)
 class Box:
     """One box whose payload is in memory, with what its error messages need.
+
+    Some twenty are made for each file, so they are as plain as possible. Nothing changes in them.
 
     Attributes:
         file_path: File the box comes from, for messages.
@@ -115,14 +119,20 @@ class Box:
         payload: The bytes after the header.
     """
 
-    file_path: str
-    path: str
-    offset: int
-    header_size: int
-    payload: memoryview
-    _found: list[tuple[bytes, int, int, int]] = field(
-        default_factory=list, init=False, repr=False, compare=False
-    )
+    __slots__ = ("_found", "file_path", "header_size", "offset", "path", "payload")
+
+    def __init__(self, file_path: str, path: str, offset: int, header_size: int, payload: memoryview) -> None:
+        self.file_path = file_path
+        self.path = path
+        self.offset = offset
+        self.header_size = header_size
+        self.payload = payload
+        self._found: list[_Child] | None = None
+
+    @property
+    def kind(self) -> str:
+        """Type of the box, as text."""
+        return self.path.rpartition("/")[2]
 
     def malformed(self, what: str, *, hint: str | None = None, **fields: Any) -> MalformedMp4Error:
         """Error about the content of this box that contradicts the standard or itself."""
@@ -155,29 +165,34 @@ class Box:
             self.payload[at + header_size : at + size],
         )
 
-    def _headers(self, start: int, padded: bool) -> Iterator[tuple[bytes, int, int, int]]:
+    def _headers(self, start: int, padded: bool) -> Iterator[_Child]:
         """Kind, payload index, header size and size of each child, once it is known to fit."""
         if self.path.count("/") + 1 >= MAX_DEPTH:
             raise self.malformed(f"boxes are nested more than {MAX_DEPTH} deep")
-        base = self.offset + self.header_size
-        at, end, count = start, len(self.payload), 0
+        payload = self.payload
+        at, end, count = start, len(payload), 0
         while at < end:
-            if padded and end - at < 8:
+            left = end - at
+            if padded and left < 8:
                 return
             count += 1
             if count > MAX_CHILDREN:
                 raise self.malformed(f"more than {MAX_CHILDREN} boxes in one container")
-            header = read_header(self.payload, at)
-            if header is None:
-                raise self.malformed(f"{end - at} bytes after the last box are no box")
-            kind, size, header_size = header
-            if size is None or size < header_size or size > end - at:
-                got = "0 (open-ended)" if size is None else str(size)
+            if left < 8:
+                raise self.malformed(f"{left} bytes after the last box are no box")
+            size, kind = _SIZE_AND_KIND.unpack_from(payload, at)
+            header_size = 8
+            if size == 1:  # a size of 64 bits follows
+                if left < 16:
+                    raise self.malformed(f"{left} bytes after the last box are no box")
+                header_size, size = 16, int.from_bytes(payload[at + 8 : at + 16], "big")
+            if size < header_size or size > left:
+                got = "0 (open-ended)" if size == 0 and header_size == 8 else str(size)
                 raise malformed(
                     self.file_path,
-                    f"box size is {got}, but {self.path} has {end - at} bytes left for it",
+                    f"box size is {got}, but {self.path} has {left} bytes left for it",
                     box=f"{self.path}/{fourcc_text(kind)}",
-                    offset=base + at,
+                    offset=self.offset + self.header_size + at,
                 )
             yield kind, at, header_size, size
             at += size
@@ -188,14 +203,18 @@ class Box:
         Raises:
             MalformedMp4Error: There is more than one, so the file contradicts itself.
         """
-        if not self._found:
+        headers = self._found
+        if headers is None:
             # A container is asked for each of its children in turn, so it is walked only once.
-            self._found.extend(list(self._headers(0, False)))
-        matching = [header for header in self._found if header[0] in kinds]
-        if len(matching) > 1:
-            second = self._child(*matching[1])
-            raise second.malformed(f"{self.path} has a second {second.path.rpartition('/')[2]} box")
-        return self._child(*matching[0]) if matching else None
+            headers = self._found = list(self._headers(0, False))
+        found: Box | None = None
+        for header in headers:
+            if header[0] in kinds:
+                child = self._child(*header)
+                if found is not None:
+                    raise child.malformed(f"{self.path} has a second {child.kind} box")
+                found = child
+        return found
 
     def require(self, *kinds: bytes) -> Box:
         """Like `find`, for a box that must be there."""
@@ -206,11 +225,12 @@ class Box:
 
     def uint(self, at: int, size: int) -> int:
         """Unsigned big-endian integer of ``size`` bytes at payload index ``at``."""
-        if at + size > len(self.payload):
+        field = self.payload[at : at + size]
+        if len(field) < size:
             raise self.malformed(
                 f"box is too short: {len(self.payload)} bytes of payload, at least {at + size} expected"
             )
-        return int.from_bytes(self.payload[at : at + size], "big")
+        return int.from_bytes(field, "big")
 
     def raw(self, at: int, size: int) -> bytes:
         """``size`` bytes at payload index ``at``."""

@@ -18,6 +18,7 @@ __all__ = ["EditList", "read_edit_list"]
 
 _ENTRY_V0 = np.dtype([("duration", ">u4"), ("time", ">i4"), ("rate", ">u4")])
 _ENTRY_V1 = np.dtype([("duration", ">u8"), ("time", ">i8"), ("rate", ">u4")])
+_MAX_ENTRIES = 1024
 _UNIT_RATE = 1 << 16  # 16.16 fixed point
 _EMPTY_EDIT = -1
 _MAX_TICKS = 1 << 53  # the largest count that float64 seconds still tell apart
@@ -43,7 +44,7 @@ def read_edit_list(trak: Box) -> EditList:
 
     Raises:
         UnsupportedMp4Error: Several media edits, none at all, an empty edit that is not a leading
-            one, or a rate other than 1.
+            one, a rate other than 1, or more entries than any writer makes.
         MalformedMp4Error: The table does not fit its box, or its times are impossible.
     """
     edts = trak.find(b"edts")
@@ -51,14 +52,20 @@ def read_edit_list(trak: Box) -> EditList:
     if elst is None:
         return EditList(0, 0)
     entry = _ENTRY_V1 if elst.version(0, 1) == 1 else _ENTRY_V0
-    entries = elst.table(8, elst.uint(4, 4), entry)
-    if len(entries) == 0:
+    count = elst.uint(4, 4)
+    if count > _MAX_ENTRIES:
+        raise elst.unsupported(
+            f"the edit list has {count} entries; at most {_MAX_ENTRIES} are supported",
+            hint="Encode the video again, or remux it without edits.",
+        )
+    # Plain numbers: an array costs as much as a hundred of them, and files have one entry, or two.
+    entries: list[tuple[int, int, int]] = elst.table(8, count, entry).tolist()
+    if not entries:
         return EditList(0, 0)
-    times = entries["time"]
-    media_edits = np.flatnonzero(times != _EMPTY_EDIT)
-    if len(media_edits) == 0:
+    media_edits = [number for number, (_, time, _) in enumerate(entries) if time != _EMPTY_EDIT]
+    if not media_edits:
         raise elst.unsupported("the edit list has only empty edits, so the track presents nothing")
-    media_time = int(times[media_edits[0]])
+    media_time = entries[media_edits[0]][1]
     if media_time < 0:
         raise elst.malformed(f"media time {media_time} of an edit is negative and is not -1 (empty edit)")
     if len(media_edits) > 1:
@@ -66,18 +73,17 @@ def read_edit_list(trak: Box) -> EditList:
             f"the edit list has {len(media_edits)} media edits; one is supported",
             hint="Encode the video again, or remux it without edits.",
         )
-    if int(media_edits[0]) != len(entries) - 1:
+    if media_edits[0] != len(entries) - 1:
         raise elst.unsupported(
             "the edit list has an empty edit after its media edit; only leading ones are supported"
         )
-    rate = int(entries["rate"][-1])
+    rate = entries[-1][2]
     if rate != _UNIT_RATE:
         raise elst.unsupported(
             f"the edit list plays at rate {rate / _UNIT_RATE:g}; only 1 is supported",
             hint="Encode the video again, or remux it without edits.",
         )
-    # Summed as floats first: 64-bit durations could overflow an integer sum.
-    empty = entries["duration"][:-1]
-    if media_time > _MAX_TICKS or float(np.sum(empty, dtype=np.float64)) > _MAX_TICKS:
+    empty = sum(duration for duration, _, _ in entries[:-1])
+    if max(media_time, empty) > _MAX_TICKS:
         raise elst.malformed(f"times of the edit list are beyond {_MAX_TICKS} ticks")
-    return EditList(int(np.sum(empty, dtype=np.uint64)), media_time)
+    return EditList(empty, media_time)

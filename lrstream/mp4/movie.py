@@ -49,7 +49,7 @@ def read_movie(moov: Box, file_size: int) -> VideoTrack:
     video: tuple[Box, Box] | None = None
     num_tracks = 0
     for box in moov.children():
-        kind = box.path[len("moov/") :]
+        kind = box.kind
         if kind == "mvex":
             raise box.unsupported(
                 "fragmented MP4 is not supported",

@@ -28,7 +28,7 @@ _STTS = np.dtype([("count", ">u4"), ("delta", ">u4")])
 _CTTS_V0 = np.dtype([("count", ">u4"), ("offset", ">u4")])
 _CTTS_V1 = np.dtype([("count", ">u4"), ("offset", ">i4")])
 _STSC = np.dtype([("first_chunk", ">u4"), ("samples", ">u4"), ("description", ">u4")])
-_ENCRYPTED = (b"encv", b"enca", b"encm", b"enct", b"encs", b"drmi")
+_ENCRYPTED = ("encv", "enca", "encm", "enct", "encs", "drmi")
 _VISUAL_ENTRY_FIELDS = 78  # bytes of a visual sample entry before its child boxes (12.1.3)
 
 _Int64 = NDArray[np.int64]
@@ -59,9 +59,9 @@ def read_sample_description(stbl: Box) -> SampleDescription:
     if count == 0 or len(entries) < count:
         raise stsd.malformed(f"{count} sample descriptions are announced and {len(entries)} are there")
     for entry in entries:
-        kind = entry.path.rpartition("/")[2]
-        encrypted = kind.encode("ascii") in _ENCRYPTED or any(
-            child.path.endswith("/sinf") for child in entry.children(_VISUAL_ENTRY_FIELDS, padded=True)
+        kind = entry.kind
+        encrypted = kind in _ENCRYPTED or any(
+            child.kind == "sinf" for child in entry.children(_VISUAL_ENTRY_FIELDS, padded=True)
         )
         if encrypted:
             raise entry.unsupported(
@@ -158,25 +158,35 @@ def _expand(
 ) -> _Int64:
     """Repeat each value as often as its count, once the counts are known to add up to ``num_samples``."""
     counts64 = counts.astype(np.int64)
-    total = int(counts64.sum())
+    _require_count(box, int(counts64.sum()), num_samples)
+    return np.repeat(values.astype(np.int64), counts64)
+
+
+def _require_count(box: Box, total: int, num_samples: int) -> None:
     if total != num_samples:
         raise box.malformed(f"the table covers {total} samples, but the track has {num_samples}")
-    if len(values) == 1:
-        return np.full(num_samples, int(values[0]), dtype=np.int64)
-    return np.repeat(values.astype(np.int64), counts64)
 
 
 def _durations(stbl: Box, num_samples: int) -> _Int64:
     box = stbl.require(b"stts")
     box.version(0)
     table = box.table(8, box.uint(4, 4), _STTS)
+    # Constant rates are the rule, and a step over arrays of one number takes as long as one over thousands.
+    (only,) = table.tolist() if len(table) == 1 else (None,)
+    longest = only[1] if only is not None else int(table["delta"].max(initial=0))
     # Decoders take a duration with the top bit set for a negative one; no real picture lasts so long.
-    if len(table) and int(table["delta"].max()) >= 1 << 31:
-        raise box.malformed(f"a sample lasts {int(table['delta'].max())} ticks, beyond 2**31 - 1")
-    length = float(np.dot(table["count"].astype(np.float64), table["delta"].astype(np.float64)))
+    if longest >= 1 << 31:
+        raise box.malformed(f"a sample lasts {longest} ticks, beyond 2**31 - 1")
+    if only is not None:
+        length = float(only[0] * only[1])
+    else:
+        length = float(np.dot(table["count"].astype(np.float64), table["delta"].astype(np.float64)))
     if length >= _MAX_TICKS:
         raise box.malformed(f"the track lasts {length:.3g} ticks, beyond {_MAX_TICKS}")
-    return _expand(box, table["count"], table["delta"], num_samples)
+    if only is None:
+        return _expand(box, table["count"], table["delta"], num_samples)
+    _require_count(box, only[0], num_samples)
+    return np.full(num_samples, only[1], dtype=np.int64)
 
 
 def _composition_offsets(stbl: Box, num_samples: int) -> _Int64:
@@ -248,26 +258,33 @@ def _samples_per_chunk(stbl: Box, num_chunks: int) -> tuple[Box, _Int64]:
     runs = box.table(8, box.uint(4, 4), _STSC)
     if len(runs) == 0 or num_chunks == 0:
         raise box.malformed(f"{len(runs)} runs for {num_chunks} chunks leave samples without a place")
-    first = runs["first_chunk"].astype(np.int64)
-    if int(first[0]) != 1 or int(first[-1]) > num_chunks or bool(np.any(first[1:] <= first[:-1])):
+    # As with durations: one run is the rule.
+    if len(runs) == 1:
+        ((begin, samples, description),) = runs.tolist()
+        increasing, last, least, most = True, begin, description, description
+        fewest = samples
+    else:
+        first = runs["first_chunk"].astype(np.int64)
+        begin, last, increasing = int(first[0]), int(first[-1]), bool(np.all(first[1:] > first[:-1]))
+        fewest = int(runs["samples"].min())
+        least, most = int(runs["description"].min()), int(runs["description"].max())
+    if begin != 1 or last > num_chunks or not increasing:
         raise box.malformed(
             f"first chunks of the runs are not strictly increasing numbers from 1 to {num_chunks}"
         )
-    if int(runs["samples"].min()) == 0:
+    if fewest == 0:
         raise box.malformed("a run has chunks without samples")
-    description, last_description = int(runs["description"].min()), int(runs["description"].max())
-    if description != last_description:
+    if least != most:
         raise box.unsupported(
-            f"the track switches between sample descriptions {description} to {last_description}; "
+            f"the track switches between sample descriptions {least} to {most}; "
             "one for the whole track is supported",
             hint="Encode the video again with one configuration.",
         )
-    if description != 1:
-        raise box.unsupported(f"the track uses sample description {description}; only the first is supported")
-    per_chunk = runs["samples"].astype(np.int64)
+    if least != 1:
+        raise box.unsupported(f"the track uses sample description {least}; only the first is supported")
     if len(runs) == 1:
-        return box, np.full(num_chunks, per_chunk[0])
-    return box, np.repeat(per_chunk, np.diff(first, append=num_chunks + 1))
+        return box, np.full(num_chunks, samples, dtype=np.int64)
+    return box, np.repeat(runs["samples"].astype(np.int64), np.diff(first, append=num_chunks + 1))
 
 
 def _offsets(stbl: Box, sizes: _Int64, file_size: int) -> _Int64:

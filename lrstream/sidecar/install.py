@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 # as abandoned after this long without a write.
 ABANDONED_AFTER_S = 3600.0
 
+# Threads wait for each other's writes, and most are far shorter than this.
+_BUFFER_BYTES = 256 * 1024
+
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _TEMPORARY = re.compile(
@@ -123,7 +126,7 @@ class PendingFile:
             descriptor = os.open(
                 self.temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666
             )
-        self.file: BinaryIO = os.fdopen(descriptor, "w+b")
+        self.file: BinaryIO = os.fdopen(descriptor, "w+b", _BUFFER_BYTES)
         self._installed = False
 
     def install(self, *, durable: bool = True) -> None:

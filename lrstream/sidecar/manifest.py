@@ -20,6 +20,7 @@ __all__ = ["Manifest", "TrackScalars", "manifest_chunks", "parse_entry", "parse_
 
 REBUILD_HINT = "Rebuild it with `lrstream build`."
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 _MAX63 = 2**63 - 1
 
 
@@ -241,4 +242,4 @@ def parse_entry(path: str, entry: object) -> TrackScalars:
 
 
 def _dump(document: object) -> bytes:
-    return json.dumps(document, separators=(",", ":")).encode("utf-8")
+    return _ENCODER.encode(document).encode("utf-8")

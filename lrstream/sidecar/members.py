@@ -85,7 +85,7 @@ def deflate_source(number: int, samples: SampleTable) -> list[DeflatedMember]:
     for name, (attribute, dtype) in ARRAY_NAMES.items():
         array = np.ascontiguousarray(getattr(samples, attribute), dtype=dtype)
         header = _array_header(dtype, len(array))
-        members.append(deflate_member(member_name(number, name), [header, array.data.cast("B")]))
+        members.append(deflate_member(member_name(number, name), b"".join((header, array.data))))
     return members
 
 

@@ -2,7 +2,7 @@
 
 A finished source is compressed by the thread that parsed it (`encode_source`) and handed over
 (`ArchiveWriter.add`). In the archive sources stand in sorted order, so that equal content gives
-equal bytes; one that finishes early waits on disk, not in memory, until its turn.
+equal bytes; those that finish early wait until their turn, a few of them in memory and all others on disk.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ from lrstream.sidecar.zip_stream import DeflatedMember, ZipStream
 
 __all__ = ["ArchiveWriter", "EncodedSource", "decode_source", "encode_source"]
 
+# As much as this of what finishes early waits in memory: sources that overtake each other by a few are the
+# rule, and writing them twice takes longer than all else that is done with them here.
+_MOST_HELD_BYTES = 4 << 20
+_OBJECT_BYTES = 2048  # of a source, beside its content
 _MAX_MANIFEST_BYTES = 2**31 - 1  # width of numpy's fixed-size bytes type
 
 
@@ -104,7 +108,10 @@ class ArchiveWriter:
         self._lock = threading.Lock()
         self._sizes: dict[str, int] = {}
         self._next = 0
-        self._early: dict[int, tuple[int, int]] = {}
+        # By number, sources whose turn has not come: themselves, or where they lie in the spool.
+        self._early: dict[int, EncodedSource | tuple[int, int]] = {}
+        self._held_bytes = 0
+        self._num_spooled = 0
         self._complete = True
         self._entry_lengths: list[int] = []
         with contextlib.ExitStack() as stack, storage_errors(destination):
@@ -195,26 +202,36 @@ class ArchiveWriter:
             raise SidecarError(f"Writing {self.destination} has failed before; it cannot be continued.")
 
     def _append(self, source: EncodedSource) -> None:
-        for member in source.members:
-            self._zip.append(member)
+        self._zip.append(source.members)
         self._entries.write(source.entry)
         self._entry_lengths.append(len(source.entry))
         self._next += 1
 
     def _set_aside(self, source: EncodedSource) -> None:
-        if not self._early:
+        size = _held_bytes(source)
+        if self._held_bytes + size <= _MOST_HELD_BYTES:
+            self._held_bytes += size
+            self._early[source.number] = source
+            return
+        if not self._num_spooled:
             self._spool.seek(0)
             self._spool.truncate()
         start = self._spool.seek(0, 2)
         # Our own unnamed file, which nobody else can have written: unpickling it is safe.
         self._spool.write(pickle.dumps(source, pickle.HIGHEST_PROTOCOL))
+        self._num_spooled += 1
         self._early[source.number] = (start, self._spool.tell() - start)
 
     def _take_back(self, number: int) -> EncodedSource:
-        start, length = self._early.pop(number)
+        place = self._early.pop(number)
+        if isinstance(place, EncodedSource):
+            self._held_bytes -= _held_bytes(place)
+            return place
+        start, length = place
         self._spool.seek(start)
         source = pickle.loads(self._spool.read(length))
         assert isinstance(source, EncodedSource)
+        self._num_spooled -= 1
         return source
 
     def _write_manifest(self, identity: SidecarIdentity) -> None:
@@ -232,6 +249,10 @@ class ArchiveWriter:
         self._entries.seek(0)
         for length in self._entry_lengths:
             yield self._entries.read(length)
+
+
+def _held_bytes(source: EncodedSource) -> int:
+    return sum(len(member.data) for member in source.members) + len(source.entry) + _OBJECT_BYTES
 
 
 def _prefixed(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:

@@ -54,16 +54,12 @@ class DeflatedMember:
     data: bytes
 
 
-def deflate_member(name: str, chunks: Iterable[bytes | memoryview]) -> DeflatedMember:
-    """Compress one member; safe to call from several threads (zlib releases the GIL)."""
-    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, -15)
-    crc, size, parts = 0, 0, []
-    for chunk in chunks:
-        crc = zlib.crc32(chunk, crc)
-        size += memoryview(chunk).nbytes
-        parts.append(packer.compress(chunk))
-    parts.append(packer.flush())
-    return DeflatedMember(name, crc, size, b"".join(parts))
+def deflate_member(name: str, content: bytes) -> DeflatedMember:
+    """Compress one member; safe to call from several threads (zlib releases the GIL).
+
+    In one call each, since getting the GIL back takes longer than the work where many threads want it.
+    """
+    return DeflatedMember(name, zlib.crc32(content), len(content), zlib.compress(content, _LEVEL, -15))
 
 
 class ZipStream:
@@ -82,13 +78,18 @@ class ZipStream:
         self._offset = 0
         self._num_members = 0
 
-    def append(self, member: DeflatedMember) -> None:
-        """Write one member at the end."""
-        name = member.name.encode("ascii")
-        packed = len(member.data)
-        self._file.write(_local_header(name, member.crc, packed, member.size))
-        self._file.write(member.data)
-        self._register(name, member.crc, packed, member.size)
+    def append(self, members: Iterable[DeflatedMember]) -> None:
+        """Write members at the end."""
+        parts: list[bytes] = []
+        records: list[bytes] = []
+        for member in members:
+            name = member.name.encode("ascii")
+            packed = len(member.data)
+            parts += (_local_header(name, member.crc, packed, member.size), member.data)
+            records.append(self._record(name, member.crc, packed, member.size))
+        # At once, since each write costs as much as compressing a few hundred values.
+        self._file.write(b"".join(parts))
+        self._directory.write(b"".join(records))
 
     def append_streamed(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
         """Compress and write one member without holding it in memory (the file must be seekable)."""
@@ -104,7 +105,7 @@ class ZipStream:
         self._file.seek(self._offset)
         self._file.write(_local_header(encoded, crc, packed, size))
         self._file.seek(packed, 1)
-        self._register(encoded, crc, packed, size)
+        self._directory.write(self._record(encoded, crc, packed, size))
 
     def finish(self, comment: bytes = b"") -> None:
         """Write the central directory and the end records.
@@ -132,20 +133,21 @@ class ZipStream:
             + comment
         )
 
-    def _register(self, name: bytes, crc: int, packed: int, size: int) -> None:
-        wide = [value for value in (size, packed, self._offset) if value >= _MAX32]
-        extra = struct.pack(f"<2H{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
-        self._directory.write(
-            _CENTRAL.pack(
-                b"PK\x01\x02", _MADE_BY, _VERSION, 0, _DEFLATED, 0, _DOS_DATE, crc,
-                min(packed, _MAX32), min(size, _MAX32), len(name), len(extra), 0, 0, 0, _MODE,
-                min(self._offset, _MAX32),
-            )
-            + name
-            + extra
-        )  # fmt: skip
+    def _record(self, name: bytes, crc: int, packed: int, size: int) -> bytes:
+        """Entry of the directory for the next member, which is counted."""
+        offset = self._offset
         self._num_members += 1
         self._offset += _LOCAL.size + len(name) + _LOCAL_EXTRA.size + packed
+        extra = b""
+        if max(size, packed, offset) >= _MAX32:
+            wide = [value for value in (size, packed, offset) if value >= _MAX32]
+            extra = struct.pack(f"<2H{len(wide)}Q", 1, 8 * len(wide), *wide)
+            size, packed, offset = (min(value, _MAX32) for value in (size, packed, offset))
+        fixed = _CENTRAL.pack(
+            b"PK\x01\x02", _MADE_BY, _VERSION, 0, _DEFLATED, 0, _DOS_DATE, crc,
+            packed, size, len(name), len(extra), 0, 0, 0, _MODE, offset,
+        )  # fmt: skip
+        return fixed + name + extra
 
 
 def _local_header(name: bytes, crc: int, packed: int, size: int) -> bytes:

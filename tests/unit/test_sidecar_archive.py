@@ -15,6 +15,7 @@ import pytest
 
 from lrstream.errors import DiskFullError, NotFoundError, SidecarError
 from lrstream.mp4.track import TrackIndex
+from lrstream.sidecar import writer as writer_module
 from lrstream.sidecar.archive import ArchiveReader, ArchiveWriter, write_archive
 from lrstream.sidecar.install import scratch_file
 from lrstream.sidecar.writer import encode_source
@@ -85,7 +86,12 @@ def test_reading_one_track_by_path(archive: Path, tracks: list[TrackIndex]) -> N
             reader.track("videos/a/chunk-000/file-009.mp4")
 
 
-def test_finishing_order_does_not_change_a_byte(tmp_path: Path) -> None:
+@pytest.mark.parametrize("held_bytes", [0, 20_000, 1 << 20])
+def test_finishing_order_does_not_change_a_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_bytes: int
+) -> None:
+    """Whether what is early waits on disk, in memory, or some here and some there."""
+    monkeypatch.setattr(writer_module, "_MOST_HELD_BYTES", held_bytes)
     tracks = make_tracks(40)
     first, second = tmp_path / "1.npz", tmp_path / "2.npz"
     write_archive(first, identity_of(tracks), tracks)
@@ -168,7 +174,7 @@ def test_more_members_than_a_plain_zip_can_count(tmp_path: Path) -> None:
     with path.open("w+b") as file, scratch_file(tmp_path) as scratch:
         stream = ZipStream(file, scratch)
         for number in range(70_000):
-            stream.append(deflate_member(f"{number}", [b"%d" % number]))
+            stream.append([deflate_member(f"{number}", b"%d" % number)])
         stream.finish()
     with zipfile.ZipFile(path) as archive:
         assert len(archive.infolist()) == 70_000

@@ -1,6 +1,5 @@
 """Signed, expiring URLs of the loopback CDN."""
 
-import hashlib
 import hmac
 import secrets
 import time
@@ -45,4 +44,4 @@ class UrlSigner:
         return None
 
     def _signature(self, quoted_path: str, stamp: str) -> str:
-        return hmac.new(self._key, f"{quoted_path}?{stamp}".encode(), hashlib.sha256).hexdigest()
+        return hmac.digest(self._key, f"{quoted_path}?{stamp}".encode(), "sha256").hex()

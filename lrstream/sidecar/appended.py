@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -29,6 +30,7 @@ class AppendedFile:
         self._header = header
         self._descriptor: int | None = None
         self._synced_at = time.monotonic()
+        self._syncing = threading.Lock()
 
     def append(self, record: bytes) -> None:
         """Write a record whole, or not at all.
@@ -45,10 +47,18 @@ class AppendedFile:
         self._write(self._descriptor, record)
 
     def sync_if_due(self) -> None:
-        """Make all records durable if the last time was a second ago."""
-        if self._descriptor is not None and time.monotonic() - self._synced_at >= _SYNC_EVERY_S:
-            os.fsync(self._descriptor)
-            self._synced_at = time.monotonic()
+        """Make all records durable if the last time was a second ago, and no other thread is at it.
+
+        May be called while another thread appends.
+        """
+        if self._descriptor is None or time.monotonic() - self._synced_at < _SYNC_EVERY_S:
+            return
+        if self._syncing.acquire(blocking=False):
+            try:
+                os.fsync(self._descriptor)
+                self._synced_at = time.monotonic()
+            finally:
+                self._syncing.release()
 
     def close(self) -> None:
         """Make all records durable, and release the file."""

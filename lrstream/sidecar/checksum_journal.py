@@ -79,6 +79,7 @@ class ChecksumJournal:
         with self._lock, storage_errors(self.path, needed_bytes=len(line)):
             self._file.append(line)
             self.num_kept += 1
+        with storage_errors(self.path):
             self._file.sync_if_due()
 
     def close(self) -> None:

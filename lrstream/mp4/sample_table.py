@@ -207,12 +207,12 @@ def _composition_offsets(stbl: Box, num_samples: int) -> _Int64:
 
 def _check_presentation(stbl: Box, durations: _Int64, offsets_ticks: _Int64) -> None:
     # Without offsets (no B-frames) the times are the sums of the durations.
-    if not offsets_ticks.any() and bool(durations[:-1].all()):
+    if bool(durations[:-1].all()) and not offsets_ticks.any():
         return
     ticks = np.cumsum(durations)
     ticks -= durations
     ticks += offsets_ticks
-    if bool(np.all(ticks[1:] > ticks[:-1])):
+    if bool((ticks[1:] > ticks[:-1]).all()):
         return
     # Not in presentation order: the usual case with B-frames, and the only one that needs a sort.
     order = np.argsort(ticks, kind="stable")
@@ -234,7 +234,7 @@ def _sync_samples(stbl: Box, num_samples: int) -> _Int64:
     numbers = box.table(8, box.uint(4, 4), _U4).astype(np.int64)
     if len(numbers) == 0:
         raise box.unsupported("the track has no sync sample, so nothing in it can be decoded on its own")
-    if int(numbers[0]) < 1 or int(numbers[-1]) > num_samples or bool(np.any(numbers[1:] <= numbers[:-1])):
+    if int(numbers[0]) < 1 or int(numbers[-1]) > num_samples or bool((numbers[1:] <= numbers[:-1]).any()):
         raise box.malformed(f"sync samples are not strictly increasing numbers from 1 to {num_samples}")
     return numbers - 1
 
@@ -265,7 +265,7 @@ def _samples_per_chunk(stbl: Box, num_chunks: int) -> tuple[Box, _Int64]:
         fewest = samples
     else:
         first = runs["first_chunk"].astype(np.int64)
-        begin, last, increasing = int(first[0]), int(first[-1]), bool(np.all(first[1:] > first[:-1]))
+        begin, last, increasing = int(first[0]), int(first[-1]), bool((first[1:] > first[:-1]).all())
         fewest = int(runs["samples"].min())
         least, most = int(runs["description"].min()), int(runs["description"].max())
     if begin != 1 or last > num_chunks or not increasing:
@@ -313,7 +313,7 @@ def _check_bytes(box: Box, offsets: _Int64, sizes: _Int64, file_size: int) -> No
             hint="The file is truncated; copy or record it again.",
             sample=sample,
         )
-    if len(offsets) == 1 or bool(np.all(offsets[1:] >= ends[:-1])):
+    if len(offsets) == 1 or bool((offsets[1:] >= ends[:-1]).all()):
         return
     # Chunks may stand in any order, but two samples in the same bytes mean that an offset is wrong,
     # as when a writer let a 32-bit offset wrap round.

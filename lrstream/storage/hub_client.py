@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -107,7 +108,16 @@ def bucket_api() -> Any:
 
 def hub_headers() -> dict[str, str]:
     """Headers for requests to the Hub's own origin, authorization included. Never for another host."""
-    headers = build_hf_headers(token=_token(), library_name="lrstream", library_version=__version__)
+    token = _token()
+    if token is None and not huggingface_hub.constants.HF_HUB_DISABLE_IMPLICIT_TOKEN:
+        token = get_token()
+    return _headers_with(token).copy()
+
+
+@lru_cache(maxsize=4)
+def _headers_with(token: str | None) -> dict[str, str]:
+    """The headers for a token, which are asked for with each file and take as long as parsing a few boxes."""
+    headers = build_hf_headers(token=token or False, library_name="lrstream", library_version=__version__)
     return {str(name): str(value) for name, value in headers.items()}
 
 

@@ -211,8 +211,9 @@ class _TimedStore:
 
     def open(self, path: str, size: int | None = None) -> _TimedSource:
         source = self._store.open(path, size)
-        if isinstance(source, GrowingByteSource):
-            return _TimedGrowingSource(source, self)
+        # Beside this, `isinstance` of a protocol takes as long as parsing a box.
+        if hasattr(source, "read_growing"):
+            return _TimedGrowingSource(cast(GrowingByteSource, source), self)
         return _TimedSource(source, self)
 
     @property
@@ -320,9 +321,12 @@ class _StageClock:
         self._index_s = self._read_s = 0.0
         self._tracks: list[TrackIndex] = []
 
-    def find(self, source: SourceFile, fingerprint: str | None) -> TrackIndex | None:
+    def has(self, source: SourceFile, fingerprint: str | None) -> bool:
         self._of_thread.found_s = time.perf_counter()
         self._store.of_thread.read_s = 0.0
+        return False
+
+    def find(self, source: SourceFile, fingerprint: str | None) -> TrackIndex | None:
         return None
 
     def keep(self, track: TrackIndex, fingerprint: str | None) -> None:

@@ -9,6 +9,7 @@ all bad files are reported together, and no archive is left.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -34,6 +35,7 @@ from lrstream.sidecar.elsewhere import SourceIndexer, Work
 from lrstream.sidecar.identity import SidecarIdentity, SourceFile
 from lrstream.sidecar.index_source import MoovSizes, frames_of_files, index_source
 from lrstream.sidecar.install import reclaim_leftovers
+from lrstream.sidecar.permit import Permit
 from lrstream.sidecar.writer import ArchiveWriter, EncodedSource, encode_source
 from lrstream.storage.store import DatasetStore
 
@@ -113,8 +115,12 @@ class SourcesChangedError(TransferError):
 class FinishedSources(Protocol):
     """Sources that need not be parsed again, because the same content has been before (SC-13)."""
 
+    def has(self, source: SourceFile, fingerprint: str | None) -> bool:
+        """Whether an earlier build had this source, and its content is known to be the same."""
+        ...
+
     def find(self, source: SourceFile, fingerprint: str | None) -> TrackIndex | None:
-        """The record of this source from an earlier build, if its content is known to be the same."""
+        """The record of such a source; None after all if it cannot be read."""
         ...
 
     def keep(self, track: TrackIndex, fingerprint: str | None) -> None:
@@ -237,6 +243,7 @@ class _Build:
         self._moov_sizes = MoovSizes(frames)
         self._sources: Iterator[tuple[int, SourceFile]] = iter(enumerate(identity.source_files))
         self._reads = self._parsed = threading.Semaphore()
+        self._turn: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._failures: list[tuple[str, LrstreamError]] = []
@@ -248,12 +255,16 @@ class _Build:
     def run(self, workers: int) -> None:
         """Index all sources; returns when every thread has ended."""
         self._report(final=not self._identity.source_files)
-        # Threads for what the processors work on, besides those that wait for storage; one worker does both.
-        extra = 0 if workers == 1 else min(workers, os.cpu_count() or 1)
+        # Threads for what the processors work on, besides those that wait for storage.
+        extra = min(workers, os.cpu_count() or 1)
         count = min(workers + extra, len(self._identity.source_files))
         if count == 0:
             return
         self._reads, self._parsed = threading.Semaphore(workers), threading.Semaphore(workers)
+        if workers == 1 and count > 1:
+            # The second thread compresses during the first one's next read, and no more than that: what a
+            # file needs follows from the one before, whose tables must have been parsed by then.
+            self._turn = threading.Semaphore()
         with ThreadPoolExecutor(count, thread_name_prefix="lrstream-build") as pool:
             try:
                 futures = [pool.submit(self._work) for _ in range(count)]
@@ -274,23 +285,30 @@ class _Build:
 
     def _work(self) -> None:
         """One thread: sources until none is left or the build stops."""
-        while not self._stop.is_set():
-            with self._lock:
-                number, source = next(self._sources, (-1, None))
-            if source is None:
-                return
-            try:
-                with self._parsed:
-                    indexed = self._index(number, source)
-                if not indexed:
-                    continue
-            except _StopBuild:
-                return
-            except (InputError, NotFoundError, AccessError, TransferError) as error:
-                if isinstance(error, SourcesChangedError):
+        while True:
+            with contextlib.ExitStack() as turn:
+                turn.enter_context(self._turn)
+                with self._lock:
+                    number, source = next(self._sources, (-1, None))
+                if source is None or self._stop.is_set():
+                    return
+                try:
+                    with Permit(self._parsed) as permit:
+                        indexed = self._index(number, source, turn, permit)
+                    if not indexed:
+                        continue
+                except _StopBuild:
+                    return
+                except (InputError, NotFoundError, AccessError, TransferError) as error:
+                    if isinstance(error, SourcesChangedError):
+                        self._stop.set()
+                        raise
+                    self._fail(source.path, error)
+                except BaseException:
+                    # Before the next thread has its turn.
+                    self._stop.set()
                     raise
-                self._fail(source.path, error)
-            self._count_done()
+                self._count_done()
 
     def _run_elsewhere(self) -> None:
         """Give the indexer what is left, and take each source from it as it is finished."""
@@ -309,11 +327,15 @@ class _Build:
                 if self._stop.is_set():
                     return
 
-    def _index(self, number: int, source: SourceFile) -> bool:
-        """Finish one source; False if the indexer has to."""
+    def _index(self, number: int, source: SourceFile, turn: contextlib.ExitStack, permit: Permit) -> bool:
+        """Finish one source; False if the indexer has to. Closes `turn` once it is parsed."""
         fingerprint = self._identity.source_fingerprints.get(source.path)
-        track = self._finished.find(source, fingerprint) if self._finished is not None else None
+        track: TrackIndex | None = None
+        if self._finished is not None and self._finished.has(source, fingerprint):
+            permit.acquire()
+            track = self._finished.find(source, fingerprint)
         if track is not None:
+            turn.close()
             self._add(number, source, track)
             with self._lock:
                 self.num_reused += 1
@@ -322,7 +344,9 @@ class _Build:
             with self._lock:
                 self._for_indexer.append(Work(number, source, fingerprint, self._frames.get(source.path, 0)))
             return False
-        track = index_source(self._store, source, reading=self._reading, sizes=self._moov_sizes)
+        reading = functools.partial(self._reading, permit)
+        track = index_source(self._store, source, reading=reading, sizes=self._moov_sizes)
+        turn.close()
         self._keep(source, track)
         self._add(number, source, track)
         return True
@@ -351,16 +375,14 @@ class _Build:
         self._report(final=done)
 
     @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
+    def _reading(self, permit: Permit) -> Iterator[None]:
         """One read: lets another thread parse meanwhile."""
-        self._parsed.release()
-        try:
-            with self._reads:
-                if self._stop.is_set():
-                    raise _StopBuild
-                yield
-        finally:
-            self._parsed.acquire()
+        permit.release()
+        with self._reads:
+            if self._stop.is_set():
+                raise _StopBuild
+            yield
+        permit.acquire()
 
     def _fail(self, path: str, error: LrstreamError) -> None:
         with self._lock:

@@ -146,6 +146,13 @@ class _Finished:
         for records in self._sidecars:
             logger.info("%d of %d video files are unchanged since %s.", len(records), total, records.path)
 
+    def has(self, source: SourceFile, fingerprint: str | None) -> bool:
+        return (
+            (self._journal is not None and self._journal.has(source, fingerprint))
+            or any(journal.has(source, fingerprint, is_pinned=self._is_pinned) for journal in self._siblings)
+            or any(source.path in records.unchanged for records in self._sidecars)
+        )
+
     def find(self, source: SourceFile, fingerprint: str | None) -> TrackIndex | None:
         if self._journal is not None:
             track = self._journal.find(source, fingerprint)

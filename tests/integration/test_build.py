@@ -26,6 +26,7 @@ from lrstream.sidecar.archive import ArchiveReader
 from lrstream.sidecar.build import BuildProgress, SourcesChangedError, build_sidecar
 from lrstream.sidecar.identity import SourceFile
 from lrstream.sidecar.resolve import build_locked
+from lrstream.sidecar.writer import EncodedSource, encode_source
 from lrstream.storage.byte_source import ByteSource
 from lrstream.storage.local import LocalStore
 from lrstream.storage.location import parse_location
@@ -169,8 +170,12 @@ def test_progress_ends_at_the_total(demo_dataset: WrittenDataset, tmp_path: Path
 class CountingStore(LocalStore):
     """A local store that notes how many sources are open at the same time, and may delay or change them."""
 
-    def __init__(self, root: Path, on_open: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, root: Path, on_open: Callable[[str], None] | None = None, reads_at_once: int = 1
+    ) -> None:
         super().__init__(parse_location(root))
+        # Each read waits until as many have been under way at the same time, however long threads take.
+        self.reads_wanted, self.reads_met = reads_at_once, threading.Event()
         self.now = self.most = self.reads = self.most_reads = 0
         self.opened: list[str] = []
         self.guard = threading.Lock()
@@ -192,7 +197,10 @@ class CountingStore(LocalStore):
             with self.guard:
                 self.reads += 1
                 self.most_reads = max(self.most_reads, self.reads)
-            time.sleep(0.02)
+                if self.reads >= self.reads_wanted:
+                    self.reads_met.set()
+            assert self.reads_met.wait(30), f"{self.most_reads} reads at once, expected {self.reads_wanted}"
+            time.sleep(0.02)  # for others that would come in addition
             with self.guard:
                 self.reads -= 1
             return read(start, stop)
@@ -212,7 +220,7 @@ class CountingStore(LocalStore):
 
 def test_no_more_sources_are_read_than_workers(demo_dataset: WrittenDataset, tmp_path: Path) -> None:
     """Or a few more, whose threads wait for a place among those that read, or compress what they have."""
-    store = CountingStore(demo_dataset.root, on_open=lambda path: time.sleep(0.02))
+    store = CountingStore(demo_dataset.root, reads_at_once=2)
     build_sidecar(store, load_layout(store), destination=tmp_path / "x.npz", workers=2)
     assert 2 <= store.most <= 2 + min(2, os.cpu_count() or 1)
     assert store.most_reads == 2
@@ -260,6 +268,9 @@ class Kept:
 
     def __init__(self) -> None:
         self.tracks: dict[tuple[str, str | None], TrackIndex] = {}
+
+    def has(self, source: SourceFile, fingerprint: str | None) -> bool:
+        return (source.path, fingerprint) in self.tracks
 
     def find(self, source: SourceFile, fingerprint: str | None) -> TrackIndex | None:
         return self.tracks.get((source.path, fingerprint))
@@ -352,3 +363,37 @@ def test_killed_builders_leave_nothing_invalid(
     build_locked(store, layout, destination=destination, lock_timeout_s=5)
     assert_like_ffmpeg(destination, demo_dataset.root)
     assert sorted(os.listdir(destination.parent)) == ["x.npz", "x.npz.lock"]
+
+
+def test_one_worker_reads_one_file_at_a_time(demo_dataset: WrittenDataset, tmp_path: Path) -> None:
+    """In their order, whatever compresses meanwhile; and the archive is that of many workers."""
+    store = CountingStore(demo_dataset.root)
+    layout = load_layout(store)
+    one = build_sidecar(store, layout, destination=tmp_path / "1.npz", workers=1)
+    assert (store.most, store.most_reads) == (1, 1)
+    assert store.opened == sorted(video_paths(demo_dataset.root))
+    many = build_sidecar(store, layout, destination=tmp_path / "5.npz", workers=5)
+    assert one.path.read_bytes() == many.path.read_bytes()
+
+
+def test_one_worker_reads_while_it_compresses(
+    demo_dataset: WrittenDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next file is read before the one before has been compressed."""
+    store = CountingStore(demo_dataset.root)
+    paths = video_paths(demo_dataset.root)
+    held: list[int] = []
+
+    def wait_for_the_next(number: int, track: TrackIndex) -> EncodedSource:
+        if number + 1 < len(paths):
+            held.append(number)
+            deadline = time.monotonic() + 30
+            while paths[number + 1] not in store.opened:
+                assert time.monotonic() < deadline, f"{paths[number + 1]} was not opened"
+                time.sleep(0.001)
+        return encode_source(number, track)
+
+    monkeypatch.setattr(build_module, "encode_source", wait_for_the_next)
+    kept = Kept()  # that there may be earlier records does not matter
+    build_sidecar(store, load_layout(store), destination=tmp_path / "x.npz", workers=1, finished=kept)
+    assert held == list(range(len(paths) - 1))

@@ -6,32 +6,20 @@ carries requests over kept-alive connections, through the proxies that the envir
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import re
 from collections.abc import Callable, Mapping
-from functools import lru_cache
-from typing import Any, Protocol
-from urllib.parse import quote, urlsplit
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import urllib3
 
-from lrstream.storage.http_connection import HttpResponse, HttpServer
 from lrstream.storage.per_process import PerProcess
 from lrstream.storage.reachable import note_answer
 
-__all__ = [
-    "HttpPool",
-    "Response",
-    "describe_response",
-    "host_of",
-    "is_http",
-    "redact",
-    "same_origin",
-    "server_message",
-]
+__all__ = ["HttpPool", "describe_response", "host_of", "redact", "same_origin", "server_message"]
 
 # Longest body of an error response that is read: enough for a message, not for a multi-gigabyte file.
 _MAX_ERROR_BODY_BYTES = 2048
@@ -44,12 +32,6 @@ _SECRET_PARAMETER = re.compile(
     r"(?i)\b(signature|x-amz-[a-z-]+|policy|key-pair-id|sig|token|expires|awsaccesskeyid|x-goog-[a-z-]+)"
     r"\s*[=:]\s*[^\s&'\"<>,;]+"
 )
-
-
-_PORTS = {"http": 80, "https": 443}
-# What a request line may hold as it is: printable characters but those that belong in no URL.
-_TARGET = re.compile(r"[!#-;=?-\[\]_a-z~]*")
-_SAFE = "!$%&'()*+,-./:;=?@[]_~"
 
 
 def redact(text: str) -> str:
@@ -87,89 +69,43 @@ def host_of(url: str) -> str:
 
 
 def same_origin(first: str, second: str) -> bool:
-    """Whether two URLs have scheme, host and port in common (RFC 6454), so that a token may be sent.
-
-    Raises:
-        urllib3.exceptions.LocationParseError: One of them is no URL of HTTP.
-    """
-    one, other = _split(first)[0], _split(second)[0]
-    return one == other or _address(one) == _address(other)
-
-
-def is_http(url: str) -> bool:
-    """Whether a URL names a server that can be asked over HTTP."""
-    try:
-        _address(_split(url)[0])
-    except urllib3.exceptions.LocationParseError:
-        return False
-    return True
+    """Whether two URLs have scheme, host and port in common (RFC 6454), so that a token may be sent."""
+    one, other = urlsplit(first), urlsplit(second)
+    ports = {"http": 80, "https": 443}
+    return (
+        one.scheme == other.scheme
+        and (one.hostname or "").lower() == (other.hostname or "").lower()
+        and (one.port or ports.get(one.scheme)) == (other.port or ports.get(other.scheme))
+    )
 
 
-@lru_cache(maxsize=256)
-def _address(origin: str) -> tuple[str, str, int]:
-    """Scheme, host and port of a URL without a path.
-
-    Raises:
-        urllib3.exceptions.LocationParseError: It is none of HTTP.
-    """
-    try:
-        parts = urlsplit(origin)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host = port = None
-    if not host or parts.scheme not in _PORTS:
-        raise urllib3.exceptions.LocationParseError(origin)
-    return parts.scheme, host, port or _PORTS[parts.scheme]
-
-
-def describe_response(response: Response, url: str) -> str:
+def describe_response(response: urllib3.BaseHTTPResponse, url: str) -> str:
     """Status, host and first words of an error response, without secrets. Reads part of the body."""
     message = server_message(response)
     return f"status {response.status} from {host_of(url)}" + (f" ({message})" if message else "")
 
 
-def server_message(response: Response) -> str:
+def server_message(response: urllib3.BaseHTTPResponse) -> str:
     """What an error response says: its header for that, or the first words of its body; no secrets."""
     message = response.headers.get("X-Error-Message")
     if message is None:
-        # The status says enough where the reason for it did not arrive, or is encoded, unasked.
-        body = b""
-        if "Content-Encoding" not in response.headers:
-            with contextlib.suppress(urllib3.exceptions.HTTPError):
-                body = response.read(_MAX_ERROR_BODY_BYTES)
+        try:
+            body = response.read(_MAX_ERROR_BODY_BYTES, decode_content=True)
+        except urllib3.exceptions.HTTPError:
+            body = b""  # the status says enough; the reason for it did not arrive
         message = re.sub(r"<[^>]*>", " ", body.decode("utf-8", "replace"))
     return redact(" ".join(message.split()))[:_MAX_SHOWN_CHARACTERS]
 
 
-class Response(Protocol):
-    """What is asked of a reply; `urllib3` has it for those that come through a proxy."""
-
-    status: int
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Header fields, names without regard to case."""
-        ...
-
-    def read(self, count: int, /) -> bytes:
-        """The next `count` bytes of the body; fewer only at its end."""
-        ...
-
-    def readinto(self, view: memoryview, /) -> int:
-        """Read some bytes of the body into a view; 0 at its end."""
-        ...
+_Send = Callable[..., urllib3.BaseHTTPResponse]
 
 
-_Send = Callable[[str, Mapping[str, str]], Response]
-
-
-class _Servers:
-    """How to send a request to each server, and what holds the connections."""
+class _Managers:
+    """Connection pools by proxy URL ("" is the direct one), and how to send a request to each server."""
 
     def __init__(self) -> None:
-        self.send_to: dict[str, _Send] = {}
-        self.direct: dict[str, HttpServer] = {}
-        self.proxies: dict[str, urllib3.ProxyManager] = {}
+        self.by_proxy: dict[str, urllib3.PoolManager] = {}
+        self.by_server: dict[tuple[str, str], _Send] = {}
 
 
 class HttpPool:
@@ -185,106 +121,79 @@ class HttpPool:
         self, connections: int, *, connect_timeout_s: float = 10.0, read_timeout_s: float = 60.0
     ) -> None:
         self.connections = connections
-        self._timeouts_s = connect_timeout_s, read_timeout_s
-        self._servers = PerProcess(_Servers)
+        # Made once: each of these takes as long as a part of the request itself.
+        self._options: dict[str, Any] = {
+            "redirect": False,
+            "retries": urllib3.Retry(False, redirect=False),
+            "preload_content": False,
+            "decode_content": False,
+            "timeout": urllib3.Timeout(connect=connect_timeout_s, read=read_timeout_s),
+        }
+        self._managers = PerProcess(_Managers)
 
-    def get(self, url: str, headers: Mapping[str, str]) -> Response:
+    def get(self, url: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
         """Send one GET; the body is still to be read, then `release` must be called.
 
         Raises:
             urllib3.exceptions.HTTPError: No response arrived.
         """
-        origin, target = _split(url)
-        servers = self._servers.get()
+        parts = urlsplit(url)
+        known = self._managers.get().by_server
+        server = (parts.scheme, parts.netloc)
         # The environment is looked at once for each server: that takes longer than sending a request.
-        send = servers.send_to.get(origin)
-        if send is not None:
-            return send(target, headers)
-        send = self._sender(servers, origin)
-        response = send(target, headers)
+        send = known.get(server)
+        if send is None:
+            send = known[server] = self._sender(parts, url)
+        response = send("GET", url, headers=dict(headers), **self._options)
         note_answer(url)
-        servers.send_to[origin] = send
         return response
 
-    def release(self, response: Response, *, reuse: bool) -> None:
+    def release(self, response: urllib3.BaseHTTPResponse, *, reuse: bool) -> None:
         """Give a connection back (`reuse`, when the body was read to its end) or close it."""
-        if isinstance(response, HttpResponse):
-            response.release(reuse=reuse)
-        elif isinstance(response, urllib3.BaseHTTPResponse):
-            if not reuse:
-                response.close()
-            response.release_conn()
+        if not reuse:
+            response.close()
+        response.release_conn()
 
     @property
     def num_opened(self) -> int:
         """Connections that this process has opened since it began or closed them."""
-        servers = self._servers.get()
-        proxies = list(servers.proxies.values())
-        pools = [manager.pools.get(key) for manager in proxies for key in list(manager.pools.keys())]
-        return sum(server.num_opened for server in list(servers.direct.values())) + sum(
-            pool.num_connections for pool in pools if pool is not None
-        )
+        managers = self._managers.get().by_proxy.values()
+        pools = [manager.pools.get(key) for manager in managers for key in list(manager.pools.keys())]
+        return sum(pool.num_connections for pool in pools if pool is not None)
 
     def close(self) -> None:
         """Close this process's connections; a later request opens new ones."""
-        servers = self._servers.drop()
-        if servers is not None:
-            for server in servers.direct.values():
-                server.close()
-            for manager in servers.proxies.values():
+        managers = self._managers.drop()
+        if managers is not None:
+            for manager in managers.by_proxy.values():
                 manager.clear()
 
-    def _sender(self, servers: _Servers, origin: str) -> _Send:
-        scheme, host, port = _address(origin)
-        proxy = getproxies().get(scheme, "")
-        if proxy and not proxy_bypass(host):
-            return self._through_proxy(servers, proxy, origin)
-        connect_s, read_s = self._timeouts_s
-        server = HttpServer(
-            scheme,
-            host,
-            port,
-            connections=self.connections,
-            connect_timeout_s=connect_s,
-            read_timeout_s=read_s,
-        )
-        return servers.direct.setdefault(origin, server).get
+    def _sender(self, parts: SplitResult, url: str) -> _Send:
+        manager = self._manager_for(parts)
+        if isinstance(manager, urllib3.ProxyManager):
+            return manager.urlopen
+        # The manager would look for the server's pool anew for each request.
+        pool = manager.connection_from_url(url)
+        prefix = len(f"{parts.scheme}://{parts.netloc}")
 
-    def _through_proxy(self, servers: _Servers, proxy: str, origin: str) -> _Send:
-        manager = servers.proxies.get(proxy)
+        def send(method: str, url: str, **options: Any) -> urllib3.BaseHTTPResponse:
+            target = url[prefix:].partition("#")[0]
+            target = target if target.startswith("/") else f"/{target}"
+            return pool.urlopen(method, target, assert_same_host=False, **options)
+
+        return send
+
+    def _manager_for(self, parts: SplitResult) -> urllib3.PoolManager:
+        proxy = getproxies().get(parts.scheme, "") if parts.hostname else ""
+        if proxy and proxy_bypass(parts.hostname or ""):
+            proxy = ""
+        managers = self._managers.get().by_proxy
+        manager = managers.get(proxy)
         if manager is None:
             certificates = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE")
             options: dict[str, Any] = {"num_pools": 16, "maxsize": self.connections, "block": True}
             if certificates:
                 options["ca_certs"] = certificates
-            manager = servers.proxies.setdefault(proxy, urllib3.ProxyManager(proxy, **options))
-        connect_s, read_s = self._timeouts_s
-        options = {
-            "redirect": False,
-            "retries": urllib3.Retry(False, redirect=False),
-            "preload_content": False,
-            "decode_content": False,
-            "timeout": urllib3.Timeout(connect=connect_s, read=read_s),
-        }
-
-        def send(target: str, headers: Mapping[str, str]) -> Response:
-            return manager.urlopen("GET", origin + target, headers=dict(headers), **options)
-
-        return send
-
-
-def _split(url: str) -> tuple[str, str]:
-    """Origin and target of a URL: ``https://host:1`` and ``/path?query``, printable ASCII."""
-    begin = url.find("://") + 3
-    # Most URLs have a path; without one a query may follow the host.
-    end = url.find("/", begin)
-    origin = url if end < 0 else url[:end]
-    if "?" in origin or "#" in origin:
-        end = min(at for at in (origin.find("?"), origin.find("#")) if at >= 0)
-        origin = url[:end]
-    target = url[len(origin) :].partition("#")[0]
-    if not target.startswith("/"):
-        target = f"/{target}"
-    if not _TARGET.fullmatch(target):
-        target = quote(target, safe=_SAFE)
-    return origin, target
+            created = urllib3.ProxyManager(proxy, **options) if proxy else urllib3.PoolManager(**options)
+            manager = managers.setdefault(proxy, created)
+        return manager

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import urllib3
 
 from lrstream.errors import LrstreamError, TransferError
-from lrstream.storage.http_pool import Response, describe_response, host_of, redact
+from lrstream.storage.http_pool import describe_response, host_of, redact
 from lrstream.storage.reachable import has_answered, is_unresolved
 from lrstream.storage.retry import RETRYABLE_STATUSES, told_wait_s
 
@@ -84,7 +84,7 @@ def transport_failure(error: urllib3.exceptions.HTTPError, what: str, url: str) 
 
 
 def verified_range(
-    response: Response,
+    response: urllib3.BaseHTTPResponse,
     url: str,
     what: str,
     start: int,
@@ -137,7 +137,7 @@ def verified_range(
 
 
 def _whole_file(
-    response: Response,
+    response: urllib3.BaseHTTPResponse,
     url: str,
     what: str,
     start: int,
@@ -159,7 +159,7 @@ def _whole_file(
 
 
 def _body(
-    response: Response, url: str, what: str, length: int, size: int, growth: Growth | None
+    response: urllib3.BaseHTTPResponse, url: str, what: str, length: int, size: int, growth: Growth | None
 ) -> RangeReply:
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding != "identity":
@@ -174,12 +174,9 @@ def _body(
         data = body.read(length)
     else:
         data = body.read(min(growth.first, length))
-        more = min(growth.stop_of(data, size), length) - len(data)
-        if more > 0:
-            data += body.read(more)
+        data += body.read(max(min(growth.stop_of(data, size), length) - len(data), 0))
     if body.left <= _MAX_DRAINED_BYTES:
-        if body.left > 0:
-            body.read(body.left)
+        body.read(body.left)
         body.end()
     return RangeReply(data, size, length - body.left, body.left == 0)
 
@@ -187,7 +184,7 @@ def _body(
 class _Body:
     """The body of a reply, read in pieces; complete, or an error says what is missing."""
 
-    def __init__(self, response: Response, url: str, what: str, length: int) -> None:
+    def __init__(self, response: urllib3.BaseHTTPResponse, url: str, what: str, length: int) -> None:
         self._response = response
         self._url = url
         self._what = what
@@ -196,22 +193,19 @@ class _Body:
 
     def read(self, count: int) -> bytes:
         """The next `count` bytes."""
-        if count <= _PIECE_BYTES:
-            data = self._piece(count)
-            self.left -= len(data)
-            if len(data) < count:
-                raise self._broken()
-            return data
-        # In place: `count` may be as much as a whole file.
         buffer = bytearray(count)
         view = memoryview(buffer)
         filled = 0
         while filled < count:
-            num_bytes = self._piece_into(view[filled : filled + _PIECE_BYTES])
-            if num_bytes == 0:
-                raise self._broken()
-            filled += num_bytes
-            self.left -= num_bytes
+            piece = self._piece(min(_PIECE_BYTES, count - filled))
+            if not piece:
+                raise RetryLater(
+                    f"the reply of {host_of(self._url)} ended after {self._length - self.left} of "
+                    f"{self._length} bytes"
+                )
+            view[filled : filled + len(piece)] = piece
+            filled += len(piece)
+            self.left -= len(piece)
         return bytes(buffer)
 
     def end(self) -> None:
@@ -221,20 +215,9 @@ class _Body:
                 f"{self._what}: {host_of(self._url)} sent more than the {self._length} bytes of the range."
             )
 
-    def _broken(self) -> RetryLater:
-        num_read = self._length - self.left
-        return RetryLater(f"the reply of {host_of(self._url)} ended after {num_read} of {self._length} bytes")
-
     def _piece(self, count: int) -> bytes:
         try:
             return self._response.read(count)
-        except urllib3.exceptions.HTTPError as error:
-            failure = transport_failure(error, self._what, self._url)
-        raise failure
-
-    def _piece_into(self, view: memoryview) -> int:
-        try:
-            return self._response.readinto(view)
         except urllib3.exceptions.HTTPError as error:
             failure = transport_failure(error, self._what, self._url)
         raise failure

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
-from urllib.parse import urljoin
+from urllib.parse import urljoin, urlsplit
 
 import urllib3
 
@@ -19,10 +19,8 @@ from lrstream.errors import AccessError, LrstreamError, NotFoundError, TransferE
 from lrstream.storage.byte_source import TransferCounters, check_range
 from lrstream.storage.http_pool import (
     HttpPool,
-    Response,
     describe_response,
     host_of,
-    is_http,
     redact,
     same_origin,
     server_message,
@@ -302,7 +300,7 @@ class HttpByteSource:
             url = following
         raise TransferError(f"{what}: more than {_MAX_REDIRECTS} redirects from {host_of(target.url)}.")
 
-    def _send(self, url: str, start: int, stop: int, headers: dict[str, str]) -> Response:
+    def _send(self, url: str, start: int, stop: int, headers: dict[str, str]) -> urllib3.BaseHTTPResponse:
         self._counters.add(requests=1)
         wanted = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
         try:
@@ -312,28 +310,28 @@ class HttpByteSource:
         raise failure
 
     @staticmethod
-    def _drain(response: Response) -> bool:
+    def _drain(response: urllib3.BaseHTTPResponse) -> bool:
         """Read the short body of a redirect; returns whether its connection can be used again."""
         try:
-            return len(response.read(_MAX_REDIRECT_BODY_BYTES)) < _MAX_REDIRECT_BODY_BYTES
+            response.read(_MAX_REDIRECT_BODY_BYTES)
+            return not response.read(1)
         except urllib3.exceptions.HTTPError:
             return False
 
     @staticmethod
-    def _following(response: Response, url: str, what: str) -> str:
+    def _following(response: urllib3.BaseHTTPResponse, url: str, what: str) -> str:
         location = response.headers.get("Location")
         if not location:
             raise TransferError(f"{what}: {describe_response(response, url)}, a redirect to nowhere.")
-        # Joining takes as long as receiving, and most places are given whole.
-        following = location if is_http(location) else urljoin(url, location)
-        if not is_http(following):
+        following = urljoin(url, location)
+        if urlsplit(following).scheme not in ("http", "https"):
             raise TransferError(f"{what}: redirected to {redact(following)}, which is not HTTP.")
         return following
 
     # -- checks ---------------------------------------------------------------------------------
 
     def _verified(
-        self, response: Response, url: str, start: int, stop: int, growth: Growth | None
+        self, response: urllib3.BaseHTTPResponse, url: str, start: int, stop: int, growth: Growth | None
     ) -> RangeReply:
         what = self._what(start, stop)
         reply = verified_range(response, url, what, start, stop, self._size(), growth)
@@ -341,7 +339,7 @@ class HttpByteSource:
         self._remember_size(reply.size)
         return reply
 
-    def _check_hash(self, response: Response) -> None:
+    def _check_hash(self, response: urllib3.BaseHTTPResponse) -> None:
         found = response.headers.get("X-Xet-Hash")
         if self._content_hash is not None and found is not None and found != self._content_hash:
             raise TransferError(
@@ -351,7 +349,7 @@ class HttpByteSource:
                 file_path=self.path,
             )
 
-    def _learn_linked_size(self, response: Response) -> None:
+    def _learn_linked_size(self, response: urllib3.BaseHTTPResponse) -> None:
         size = response.headers.get("X-Linked-Size", "")
         if size.isdecimal():
             self._remember_size(int(size))
@@ -366,7 +364,7 @@ class HttpByteSource:
             )
         self._resolution.get().size = size
 
-    def _raise_refusal(self, response: Response, url: str) -> None:
+    def _raise_refusal(self, response: urllib3.BaseHTTPResponse, url: str) -> None:
         """Errors of the stable URL: the Hub itself says that this may not be read, or is not there."""
         status = response.status
         if status not in (401, 403, 404, 410):

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import compress
 
 import numpy as np
@@ -49,13 +50,16 @@ Int64Array = npt.NDArray[np.int64]
 
 # First word of a random stream; those of `lrstream.streaming.pool` are lower.
 _FIRST_STREAM, _UNIT_STREAM, _READY_STREAM = 11, 12, 13
-# Anchors drawn at once: the first number, or where more are ready this part of them, up to the second number;
-# but while units are left no more than the last part of those that are ready.
-_FEW_TAKEN, _PART_TAKEN, _MOST_TAKEN, _LEAST_PART = 64, 8, 1024, 4
+# Anchors drawn at once, at most: the first part of those that are ready, or the least number where that is
+# more, but never more than the last part. Where no unit waits, all that can come is the end of an episode,
+# and the last part is drawn.
+_FIRST_PART, _LEAST_TAKEN, _LAST_PART, _MOST_TAKEN = 8, 64, 4, 1024
 # Needs of the anchors of episodes that are prepared at once, or a little more.
 _PREPARED = 1 << 16
 _HALF_BITS = np.uint64(32)
 _FRAME_MASK = 0xFFFF_FFFF
+# `UnitEntry._make`, without a call of Python for each of many.
+_unit_entry = partial(tuple.__new__, UnitEntry)
 _AT_ONCE = np.zeros(1, dtype=np.int64)
 
 
@@ -199,7 +203,7 @@ class GopStrategy(PoolStrategy):
     def draw(self) -> Draw:
         entries: list[UnitEntry] = []
         exhausted: list[int] = []
-        chunks: list[tuple[Int64Array, Int64Array]] = []
+        chunks: list[Int64Array] = []
         count = 0
         self._open_episodes()
         while True:
@@ -209,11 +213,10 @@ class GopStrategy(PoolStrategy):
             if not len(self._ready):
                 raise LrstreamError("The reservoir has neither an anchor nor room for a unit.")
             drawn = self._ready.take(self._num_to_draw())
-            episodes, frames = drawn >> 32, drawn & _FRAME_MASK
-            chunks.append((episodes, frames))
+            chunks.append(drawn)
             # Bytes that have been let go before each anchor, and in the end.
             freed = np.zeros(len(drawn) + 1, dtype=np.int64)
-            self._release(episodes, frames).cumsum(out=freed[1:])
+            self._release(drawn).cumsum(out=freed[1:])
             if self._open and self._held + self._queue.next_bytes - int(freed[-2]) <= self._capacity:
                 self._enter(count, freed[:-1], entries, exhausted)
             self._held -= int(freed[-1])
@@ -221,14 +224,19 @@ class GopStrategy(PoolStrategy):
             # Without units to wait for, only the end of an episode can let another one in.
             if exhausted or not self._open:
                 break
-        if len(chunks) > 1:
-            episodes, frames = (np.concatenate(parts) for parts in zip(*chunks, strict=True))
+        drawn = np.concatenate(chunks)
+        episodes = drawn >> 32
         np.subtract.at(self._num_left, episodes, 1)
         for episode in set(episodes[self._num_left[episodes] == 0].tolist()):
             self._lingering.remove(episode)
             for needs in self._needs or ():
                 needs.remove(episode)
-        return Draw(episodes.astype(np.int32), frames.astype(np.int32), tuple(exhausted), tuple(entries))
+        return Draw(
+            episodes.astype(np.int32),
+            (drawn & _FRAME_MASK).astype(np.int32),
+            tuple(exhausted),
+            tuple(entries),
+        )
 
     # -- units ------------------------------------------------------------------------------------
 
@@ -255,7 +263,7 @@ class GopStrategy(PoolStrategy):
             places = freed.searchsorted(ends - room)
             places += at
             numbers, firsts, stops, _, ready_firsts, ready_stops, are_last = units.tolist()
-            entries += map(UnitEntry, places.tolist(), numbers, firsts, stops)
+            entries += map(_unit_entry, zip(places.tolist(), numbers, firsts, stops, strict=True))
             episodes = self._open
             ready = [
                 episodes[number].codes[first:stop]
@@ -290,14 +298,18 @@ class GopStrategy(PoolStrategy):
     def _num_to_draw(self) -> int:
         """How many anchors are drawn before what has entered meanwhile takes part."""
         num_ready = len(self._ready)
-        most = min(max(_FEW_TAKEN, num_ready // _PART_TAKEN), _MOST_TAKEN)
-        return max(1, min(most, num_ready // _LEAST_PART if self._open else num_ready))
+        last_part = num_ready // _LAST_PART
+        if self._open:
+            return max(1, min(last_part, max(_LEAST_TAKEN, min(num_ready // _FIRST_PART, _MOST_TAKEN))))
+        return min(num_ready, max(_LEAST_TAKEN, min(last_part, _MOST_TAKEN)))
 
-    def _release(self, episodes: Int64Array, frames: Int64Array) -> Int64Array:
+    def _release(self, drawn: Int64Array) -> Int64Array:
         """Bytes that the delivery of each anchor lets go, int64."""
+        episodes = drawn >> 32
         if self._needs is None:
             anchor_bytes: Int64Array = self._anchor_bytes[episodes]
             return anchor_bytes
+        frames = drawn & _FRAME_MASK
         released = np.zeros(len(episodes), dtype=np.int64)
         for needs, size_bytes in zip(self._needs, self._group_bytes, strict=True):
             released += needs.release(episodes, frames) * size_bytes[episodes]

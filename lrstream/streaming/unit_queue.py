@@ -28,12 +28,11 @@ class UnitQueue:
         self._place = 0  # of the next unit
         self._joining: list[EpisodeUnits] = []
         self.next_bytes = 0
-        """Bytes of the next unit; 0 where there is none, or where units have joined since."""
+        """Bytes of the next unit; 0 where none has been chosen yet."""
 
     def add(self, units: EpisodeUnits) -> None:
         """Let all units of an episode join."""
         self._joining.append(units)
-        self.next_bytes = 0
 
     def next_units(self, room: int) -> tuple[Int64Array, Int64Array]:
         """The next units as far as they fit, without taking them out.

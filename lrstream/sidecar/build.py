@@ -1,9 +1,9 @@
 """Indexing all videos of a dataset into one archive (SC-1, SC-3, K11).
 
 Each thread takes the next source, reads and parses it, compresses its arrays and hands them to the archive.
-At most `workers` of them read, and as many hold what they have parsed: while some compress, others wait for
-the network, so that neither waits for the other. A source that cannot be indexed does not stop the others:
-all bad files are reported together, and no archive is left.
+At most `workers` of them read, and no more than there are processors hold what they have parsed: while some
+compress, others wait for the network, so that neither waits for the other. A source that cannot be indexed
+does not stop the others: all bad files are reported together, and no archive is left.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from lrstream.sidecar.elsewhere import SourceIndexer, Work
 from lrstream.sidecar.identity import SidecarIdentity, SourceFile
 from lrstream.sidecar.index_source import MoovSizes, frames_of_files, index_source
 from lrstream.sidecar.install import reclaim_leftovers
-from lrstream.sidecar.permit import Permit
+from lrstream.sidecar.permit import Permit, Permits
 from lrstream.sidecar.writer import ArchiveWriter, EncodedSource, encode_source
 from lrstream.storage.store import DatasetStore
 
@@ -176,7 +176,8 @@ def build_sidecar(
         store: Where the dataset is.
         layout: Its metadata.
         destination: Path of the archive; replaced atomically, or left as it was on any failure.
-        workers: Most sources read at the same time, and most that are held parsed.
+        workers: Most sources read at the same time, and most that are held parsed; of these no more than
+            there are processors either.
         identity: Identity of the archive; from `request_identity` when None.
         progress: Called from worker threads, at most a few times each second and at the end.
         finished: Records of earlier builds.
@@ -242,7 +243,7 @@ class _Build:
         self._frames = frames
         self._moov_sizes = MoovSizes(frames)
         self._sources: Iterator[tuple[int, SourceFile]] = iter(enumerate(identity.source_files))
-        self._reads = self._parsed = threading.Semaphore()
+        self._reads, self._permits = threading.Semaphore(), Permits(1)
         self._turn: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -255,12 +256,13 @@ class _Build:
     def run(self, workers: int) -> None:
         """Index all sources; returns when every thread has ended."""
         self._report(final=not self._identity.source_files)
-        # Threads for what the processors work on, besides those that wait for storage.
+        # Threads for what the processors work on, besides those that wait for storage. More of them would
+        # only wait for each other.
         extra = min(workers, os.cpu_count() or 1)
         count = min(workers + extra, len(self._identity.source_files))
         if count == 0:
             return
-        self._reads, self._parsed = threading.Semaphore(workers), threading.Semaphore(workers)
+        self._reads, self._permits = threading.Semaphore(workers), Permits(extra)
         if workers == 1 and count > 1:
             # The second thread compresses during the first one's next read, and no more than that: what a
             # file needs follows from the one before, whose tables must have been parsed by then.
@@ -293,7 +295,7 @@ class _Build:
                 if source is None or self._stop.is_set():
                     return
                 try:
-                    with Permit(self._parsed) as permit:
+                    with Permit(self._permits) as permit:
                         indexed = self._index(number, source, turn, permit)
                     if not indexed:
                         continue
@@ -336,6 +338,7 @@ class _Build:
             track = self._finished.find(source, fingerprint)
         if track is not None:
             turn.close()
+            permit.end_parsing()
             self._add(number, source, track)
             with self._lock:
                 self.num_reused += 1
@@ -347,6 +350,7 @@ class _Build:
         reading = functools.partial(self._reading, permit)
         track = index_source(self._store, source, reading=reading, sizes=self._moov_sizes)
         turn.close()
+        permit.end_parsing()
         self._keep(source, track)
         self._add(number, source, track)
         return True

@@ -20,6 +20,8 @@ import pytest
 from lrstream.demo import WrittenDataset
 from lrstream.errors import InputError, MalformedMp4Error, NotFoundError, TransferError, UsageError
 from lrstream.layout.layout import DatasetLayout, load_layout
+from lrstream.mp4 import movie
+from lrstream.mp4 import probe as probe_module
 from lrstream.mp4.track import TrackIndex
 from lrstream.sidecar import build as build_module
 from lrstream.sidecar.archive import ArchiveReader
@@ -397,3 +399,31 @@ def test_one_worker_reads_while_it_compresses(
     kept = Kept()  # that there may be earlier records does not matter
     build_sidecar(store, load_layout(store), destination=tmp_path / "x.npz", workers=1, finished=kept)
     assert held == list(range(len(paths) - 1))
+
+
+def test_one_thread_parses_at_a_time(
+    demo_dataset: WrittenDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no more results are held than there are processors, whatever the number of workers (SC-1)."""
+    guard, now, most = threading.Lock(), {"parsing": 0, "held": 0}, {"parsing": 0, "held": 0}
+
+    def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            with guard:
+                now[name] += 1
+                most[name] = max(most[name], now[name])
+            time.sleep(0.01)
+            try:
+                return call(*arguments)
+            finally:
+                with guard:
+                    now[name] -= 1
+
+        return run
+
+    monkeypatch.setattr(probe_module, "read_movie", counted("parsing", movie.read_movie))
+    monkeypatch.setattr(build_module, "encode_source", counted("held", encode_source))
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    build_sidecar(*opened(demo_dataset.root), destination=tmp_path / "x.npz", workers=6)
+    assert most["parsing"] == 1
+    assert 1 <= most["held"] <= 2

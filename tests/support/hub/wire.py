@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
-from socketserver import StreamRequestHandler, ThreadingTCPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
@@ -21,10 +21,6 @@ from tests.support.hub.faults import Fault, Faults
 from tests.support.hub.request_log import RequestLog, RequestRecord
 
 _SEND_BYTES = 64 * 2**10
-_MAX_LINE_BYTES = 64 * 2**10
-_MAX_HEADERS = 100
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE"})
-_PHRASES = {int(status): status.phrase for status in HTTPStatus}
 _NOTHING = blob_of_bytes(b"")
 
 
@@ -113,10 +109,9 @@ class Router:
         raise HubError(404, f"no such page: {request.method} {request.path}")
 
 
-class RoleServer(ThreadingTCPServer):
+class RoleServer(ThreadingHTTPServer):
     """One listening server ("hub", "cdn" or "cas") that logs, misbehaves as told, and ends cleanly."""
 
-    allow_reuse_address = True
     daemon_threads = False  # so that closing joins the threads
     block_on_close = True
     request_queue_size = 256
@@ -176,56 +171,28 @@ class RoleServer(ThreadingTCPServer):
             self.internal_errors.append(error)
 
 
-class _RoleHandler(StreamRequestHandler):
-    """One connection. Not `http.server`, whose way through a request takes several times as long: what a
-    client costs is measured against this server, on the same processors."""
-
-    # A short body goes out with its headers, a longer one in several writes; with Nagle's algorithm those
-    # would wait for delayed ACKs.
+class _RoleHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    # Headers and body are separate writes; with Nagle each reply would wait for a delayed ACK.
     disable_nagle_algorithm = True
     server: RoleServer
 
-    def handle(self) -> None:
-        """Requests one after the other, until either side has had enough."""
-        while self._request():
-            pass
+    def log_message(self, format: str, *args: Any) -> None:
+        """Silences the access log on stderr; the request log has it."""
 
-    def _request(self) -> bool:
-        """Answers one request; False when the connection ends."""
-        line = self.rfile.readline(_MAX_LINE_BYTES).decode("latin-1")
-        words = line.split()
-        if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            if words:
-                self._refuse(400)
-            return False
-        headers: dict[str, str] = {}
-        while (line := self.rfile.readline(_MAX_LINE_BYTES).decode("latin-1")) not in ("\r\n", "\n"):
-            name, colon, value = line.partition(":")
-            if not colon or len(headers) > _MAX_HEADERS:
-                self._refuse(431 if colon else 400)
-                return False
-            headers[name.lower()] = value.strip()
-        method, target, version = words
-        if method not in _METHODS:
-            self._refuse(501)
-            return False
-        if headers.get("expect", "").lower() == "100-continue":
-            self.connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-        asked = headers.get("connection", "").lower()
-        self._keeps_open = asked != "close" if version == "HTTP/1.1" else asked == "keep-alive"
-        self._serve(method, target, headers)
-        return self._keeps_open
+    def version_string(self) -> str:
+        return "loopback-hub"
 
-    def _refuse(self, status: int) -> None:
-        self.connection.sendall(_head(status, {}, 0))
-
-    def _serve(self, method: str, target: str, headers: dict[str, str]) -> None:
-        path, _, query = target.partition("?")
+    def _serve(self) -> None:
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        path, _, query = self.path.partition("?")
         body = self._read_body(headers)
-        request = Request(self.server.role, method, path, query, headers, body)
+        request = Request(self.server.role, self.command, path, query, headers, body)
         host, readable = headers.get("host", ""), unquote(path)
-        record = RequestRecord(self.server.role, method, host, readable, path, query, headers, len(body))
-        fault, slow = self.server.faults.draw(self.server.role, method, readable)
+        record = RequestRecord(
+            self.server.role, self.command, host, readable, path, query, headers, len(body)
+        )
+        fault, slow = self.server.faults.draw(self.server.role, self.command, readable)
         record.fault = fault.kind if fault else (slow[0].kind if slow else None)
         self.server.log.append(record)
         try:
@@ -234,6 +201,8 @@ class _RoleHandler(StreamRequestHandler):
             self._answer(request, record, fault, [rule.arguments["bytes_per_s"] for rule in slow])
         finally:
             record.finished = True
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = _serve
 
     def _read_body(self, headers: dict[str, str]) -> bytes:
         if "chunked" in headers.get("transfer-encoding", ""):
@@ -260,15 +229,17 @@ class _RoleHandler(StreamRequestHandler):
         if fault is not None:
             _spoil(plan, fault)
         record.status = plan.status
-        head = _head(plan.status, plan.headers, plan.announced)
-        if request.method == "HEAD" or plan.sent == 0:
-            self.connection.sendall(head)
-        else:
-            self._send(head, plan, record, min((rate for rate in rates if rate), default=None))
+        self.send_response(plan.status)
+        for name, value in plan.headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(plan.announced))
+        self.end_headers()
+        if request.method != "HEAD":
+            self._send(plan, record, min((rate for rate in rates if rate), default=None))
         if kind == "reset-after-headers":
             self._reset()
         elif plan.sent < plan.announced and request.method != "HEAD":
-            self._keeps_open = False
+            self.close_connection = True
 
     def _route(self, request: Request) -> Reply:
         try:
@@ -279,43 +250,26 @@ class _RoleHandler(StreamRequestHandler):
             self.server.internal_errors.append(traceback.format_exc())
             return text_reply("the loopback Hub failed, see its internal errors", 500)
 
-    def _send(self, head: bytes, plan: "_Plan", record: RequestRecord, bytes_per_s: float | None) -> None:
+    def _send(self, plan: "_Plan", record: RequestRecord, bytes_per_s: float | None) -> None:
         # About twenty writes a second when throttled, so that the rate is even.
         step = _SEND_BYTES if bytes_per_s is None else max(1, min(_SEND_BYTES, int(bytes_per_s / 20)))
         begun = time.monotonic()
         for offset in range(0, plan.sent, step):
-            block = plan.content.read(plan.start + offset, plan.start + min(offset + step, plan.sent))
+            block = bytearray(
+                plan.content.read(plan.start + offset, plan.start + min(offset + step, plan.sent))
+            )
             if plan.flipped is not None and offset <= plan.flipped < offset + len(block):
-                at = plan.flipped - offset
-                block = block[:at] + bytes([block[at] ^ plan.flip_mask]) + block[at + 1 :]
+                block[plan.flipped - offset] ^= plan.flip_mask
             if bytes_per_s is not None:
-                if offset == 0:
-                    self.connection.sendall(head)
-                    head = b""
                 due = begun + (offset + len(block)) / bytes_per_s
                 self.server.stopping.wait(max(0.0, due - time.monotonic()))
             # Counted before the write: a client with its last byte in hand finds the log complete.
             record.bytes_sent += len(block)
-            self.connection.sendall(head + block if offset == 0 else block)
+            self.wfile.write(block)
 
     def _reset(self) -> None:
-        self._keeps_open = False
+        self.close_connection = True
         self.server.to_reset.add(self.connection)
-
-
-def _head(status: int, headers: dict[str, str], length: int) -> bytes:
-    """Status line and header fields of a reply."""
-    phrase = _PHRASES.get(status, "")
-    fields = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-    return (
-        f"HTTP/1.1 {status} {phrase}\r\nServer: loopback-hub\r\nDate: {_date(int(time.time()))}\r\n"
-        f"{fields}Content-Length: {length}\r\n\r\n"
-    ).encode("latin-1")
-
-
-@lru_cache(maxsize=2)
-def _date(second: int) -> str:
-    return formatdate(second, usegmt=True)
 
 
 @dataclass

@@ -178,16 +178,12 @@ class Box:
             count += 1
             if count > MAX_CHILDREN:
                 raise self.malformed(f"more than {MAX_CHILDREN} boxes in one container")
-            if left < 8:
+            header = read_header(payload, at)
+            if header is None:
                 raise self.malformed(f"{left} bytes after the last box are no box")
-            size, kind = _SIZE_AND_KIND.unpack_from(payload, at)
-            header_size = 8
-            if size == 1:  # a size of 64 bits follows
-                if left < 16:
-                    raise self.malformed(f"{left} bytes after the last box are no box")
-                header_size, size = 16, int.from_bytes(payload[at + 8 : at + 16], "big")
-            if size < header_size or size > left:
-                got = "0 (open-ended)" if size == 0 and header_size == 8 else str(size)
+            kind, size, header_size = header
+            if size is None or size < header_size or size > left:
+                got = "0 (open-ended)" if size is None else str(size)
                 raise malformed(
                     self.file_path,
                     f"box size is {got}, but {self.path} has {left} bytes left for it",

@@ -158,35 +158,25 @@ def _expand(
 ) -> _Int64:
     """Repeat each value as often as its count, once the counts are known to add up to ``num_samples``."""
     counts64 = counts.astype(np.int64)
-    _require_count(box, int(counts64.sum()), num_samples)
-    return np.repeat(values.astype(np.int64), counts64)
-
-
-def _require_count(box: Box, total: int, num_samples: int) -> None:
+    total = int(counts64.sum())
     if total != num_samples:
         raise box.malformed(f"the table covers {total} samples, but the track has {num_samples}")
+    if len(values) == 1:
+        return np.full(num_samples, int(values[0]), dtype=np.int64)
+    return np.repeat(values.astype(np.int64), counts64)
 
 
 def _durations(stbl: Box, num_samples: int) -> _Int64:
     box = stbl.require(b"stts")
     box.version(0)
     table = box.table(8, box.uint(4, 4), _STTS)
-    # Constant rates are the rule, and a step over arrays of one number takes as long as one over thousands.
-    (only,) = table.tolist() if len(table) == 1 else (None,)
-    longest = only[1] if only is not None else int(table["delta"].max(initial=0))
     # Decoders take a duration with the top bit set for a negative one; no real picture lasts so long.
-    if longest >= 1 << 31:
-        raise box.malformed(f"a sample lasts {longest} ticks, beyond 2**31 - 1")
-    if only is not None:
-        length = float(only[0] * only[1])
-    else:
-        length = float(np.dot(table["count"].astype(np.float64), table["delta"].astype(np.float64)))
+    if len(table) and int(table["delta"].max()) >= 1 << 31:
+        raise box.malformed(f"a sample lasts {int(table['delta'].max())} ticks, beyond 2**31 - 1")
+    length = float(np.dot(table["count"].astype(np.float64), table["delta"].astype(np.float64)))
     if length >= _MAX_TICKS:
         raise box.malformed(f"the track lasts {length:.3g} ticks, beyond {_MAX_TICKS}")
-    if only is None:
-        return _expand(box, table["count"], table["delta"], num_samples)
-    _require_count(box, only[0], num_samples)
-    return np.full(num_samples, only[1], dtype=np.int64)
+    return _expand(box, table["count"], table["delta"], num_samples)
 
 
 def _composition_offsets(stbl: Box, num_samples: int) -> _Int64:
@@ -258,33 +248,26 @@ def _samples_per_chunk(stbl: Box, num_chunks: int) -> tuple[Box, _Int64]:
     runs = box.table(8, box.uint(4, 4), _STSC)
     if len(runs) == 0 or num_chunks == 0:
         raise box.malformed(f"{len(runs)} runs for {num_chunks} chunks leave samples without a place")
-    # As with durations: one run is the rule.
-    if len(runs) == 1:
-        ((begin, samples, description),) = runs.tolist()
-        increasing, last, least, most = True, begin, description, description
-        fewest = samples
-    else:
-        first = runs["first_chunk"].astype(np.int64)
-        begin, last, increasing = int(first[0]), int(first[-1]), bool((first[1:] > first[:-1]).all())
-        fewest = int(runs["samples"].min())
-        least, most = int(runs["description"].min()), int(runs["description"].max())
-    if begin != 1 or last > num_chunks or not increasing:
+    first = runs["first_chunk"].astype(np.int64)
+    if int(first[0]) != 1 or int(first[-1]) > num_chunks or bool((first[1:] <= first[:-1]).any()):
         raise box.malformed(
             f"first chunks of the runs are not strictly increasing numbers from 1 to {num_chunks}"
         )
-    if fewest == 0:
+    if int(runs["samples"].min()) == 0:
         raise box.malformed("a run has chunks without samples")
-    if least != most:
+    description, last_description = int(runs["description"].min()), int(runs["description"].max())
+    if description != last_description:
         raise box.unsupported(
-            f"the track switches between sample descriptions {least} to {most}; "
+            f"the track switches between sample descriptions {description} to {last_description}; "
             "one for the whole track is supported",
             hint="Encode the video again with one configuration.",
         )
-    if least != 1:
-        raise box.unsupported(f"the track uses sample description {least}; only the first is supported")
+    if description != 1:
+        raise box.unsupported(f"the track uses sample description {description}; only the first is supported")
+    per_chunk = runs["samples"].astype(np.int64)
     if len(runs) == 1:
-        return box, np.full(num_chunks, samples, dtype=np.int64)
-    return box, np.repeat(runs["samples"].astype(np.int64), np.diff(first, append=num_chunks + 1))
+        return box, np.full(num_chunks, per_chunk[0])
+    return box, np.repeat(per_chunk, np.diff(first, append=num_chunks + 1))
 
 
 def _offsets(stbl: Box, sizes: _Int64, file_size: int) -> _Int64:

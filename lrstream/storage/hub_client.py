@@ -20,7 +20,10 @@ from urllib.parse import quote
 
 import huggingface_hub.constants
 from huggingface_hub import HfApi, get_token
-from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented, unlisted
+from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented or used there, unlisted
+    build_hf_headers,
+    get_token_to_send,
+)
 
 from lrstream import __version__
 from lrstream.errors import UsageError
@@ -108,10 +111,7 @@ def bucket_api() -> Any:
 
 def hub_headers() -> dict[str, str]:
     """Headers for requests to the Hub's own origin, authorization included. Never for another host."""
-    token = _token()
-    if token is None and not huggingface_hub.constants.HF_HUB_DISABLE_IMPLICIT_TOKEN:
-        token = get_token()
-    return _headers_with(token).copy()
+    return _headers_with(get_token_to_send(_token())).copy()
 
 
 @lru_cache(maxsize=4)

@@ -37,7 +37,7 @@ from lrstream.streaming.gop_units import (
     rotated_units,
     shuffled_units,
 )
-from lrstream.streaming.keys import RandomKeys
+from lrstream.streaming.keys import RandomKeys, scale_to_ranges
 from lrstream.streaming.picture_needs import NeedTable
 from lrstream.streaming.ready import ReadyAnchors
 from lrstream.streaming.strategies import Draw, PoolStrategy, UnitEntry
@@ -56,7 +56,6 @@ _FIRST_STREAM, _UNIT_STREAM, _READY_STREAM = 11, 12, 13
 _FIRST_PART, _LEAST_TAKEN, _LAST_PART, _MOST_TAKEN = 8, 64, 4, 1024
 # Needs of the anchors of episodes that are prepared at once, or a little more.
 _PREPARED = 1 << 16
-_HALF_BITS = np.uint64(32)
 _FRAME_MASK = 0xFFFF_FFFF
 # `UnitEntry._make`, without a call of Python for each of many.
 _unit_entry = partial(tuple.__new__, UnitEntry)
@@ -195,8 +194,8 @@ class GopStrategy(PoolStrategy):
         if self._needs is None:
             units = shuffled_units(block, self._anchor_bytes, self._waits)
         else:
-            words = self._first_units.raw(len(episodes)) >> _HALF_BITS
-            firsts = (words * block.num_units.astype(np.uint64) >> _HALF_BITS).astype(np.int64)
+            words = self._first_units.raw(len(episodes))
+            firsts = scale_to_ranges(words, block.num_units.astype(np.uint64))
             units = rotated_units(block, self._deltas, self._group_bytes, firsts, self._waits)
         self._prepared = dict(zip(episodes, units, strict=True))
 

@@ -22,6 +22,7 @@ __all__ = [
     "EPISODE",
     "FIRST",
     "IS_LAST",
+    "NUM_ROWS",
     "READY_FIRST",
     "READY_STOP",
     "STOP",
@@ -37,7 +38,7 @@ Float64Array = npt.NDArray[np.float64]
 
 # Rows of `EpisodeUnits.table`.
 EPISODE, FIRST, STOP, BYTES, READY_FIRST, READY_STOP, IS_LAST = range(7)
-_NUM_ROWS = 7
+NUM_ROWS = 7
 # Sorting numbers of 16 bits takes a fraction of the time.
 _SHORT = 1 << 16
 
@@ -122,7 +123,7 @@ class EpisodeBlock:
             lasts: For each episode the number in `units` of the one that enters last.
             needs: For each group of cameras how often each frame is needed.
         """
-        table = np.zeros((_NUM_ROWS, len(units)), dtype=np.int64)
+        table = np.zeros((NUM_ROWS, len(units)), dtype=np.int64)
         number = self.number[units]
         table[EPISODE] = self.episodes[number]
         np.subtract(self.starts[units], self.frame_bases[units], out=table[FIRST])

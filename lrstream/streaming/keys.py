@@ -9,8 +9,7 @@ words and integer arithmetic: a shuffle is the order of random keys.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from itertools import chain, repeat
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +19,7 @@ from numpy.random import PCG64, SeedSequence
 
 from lrstream.errors import UsageError
 
-__all__ = ["RandomKeys", "scale_to_range"]
+__all__ = ["RandomKeys", "scale_to_range", "scale_to_ranges"]
 
 UInt64Array = npt.NDArray[np.uint64]
 
@@ -50,6 +49,24 @@ def scale_to_range(raw: UInt64Array, size: int) -> UInt64Array:
     return product
 
 
+def scale_to_ranges(raw: UInt64Array, sizes: UInt64Array | np.uint64) -> npt.NDArray[np.int64]:
+    """Map uniform 64-bit words to [0, size) by the product with their high halves.
+
+    Args:
+        raw: uint64 of any shape.
+        sizes: For all of them or for each, in [1, 2**32); the share of a number is right within
+            ``size / 2**32`` of it.
+
+    Returns:
+        int64 of the same shape.
+    """
+    words = raw >> _HALF_BITS
+    words *= sizes
+    words >>= _HALF_BITS
+    scaled: npt.NDArray[np.int64] = words.view(np.int64)
+    return scaled
+
+
 class RandomKeys:
     """A stream of random keys, fully determined by a tuple of integers.
 
@@ -75,13 +92,6 @@ class RandomKeys:
         dims = (shape,) if isinstance(shape, int) else tuple(shape)
         words: UInt64Array = self._generator.random_raw(math.prod(dims))
         return words.reshape(dims)
-
-    def words(self, bits: int = 64) -> Iterator[int]:
-        """Uniform words of so many bits (1 to 64), the high ones of `raw`, without end."""
-        unused = np.uint64(64 - bits)
-        # Few at first: most plans of tests, and many of small datasets, need no more.
-        sizes = chain((1 << size_bits for size_bits in range(6, 12)), repeat(1 << 12))
-        return chain.from_iterable((self.raw(size) >> unused).tolist() for size in sizes)
 
     def between(self, low: int, high: int, count: int) -> UInt64Array:
         """`count` keys, uniform in the half-open range [low, high), uint64[count]."""

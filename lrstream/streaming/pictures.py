@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import math
 import random
+from functools import cache
 from typing import Any
 
 import av
@@ -117,16 +118,11 @@ class PictureConverter:
         np.take(table, codes, out=out[0], mode="clip")
 
 
-# Of this process, by format, width and height. Two threads that ask first find the same.
-_is_planar: dict[tuple[str, int, int], bool] = {}
-
-
+@cache
 def _may_be_planar(pixel_format: str, width: int, height: int) -> bool:
-    key = (pixel_format, width, height)
-    known = _is_planar.get(key)
-    if known is None:
-        known = _is_planar[key] = _is_exact_candidate(*key) and _planar_equals_packed(*key)
-    return known
+    return _is_exact_candidate(pixel_format, width, height) and _planar_equals_packed(
+        pixel_format, width, height
+    )
 
 
 def _is_exact_candidate(pixel_format: str, width: int, height: int) -> bool:

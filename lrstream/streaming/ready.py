@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from lrstream.streaming.keys import RandomKeys
+from lrstream.streaming.keys import RandomKeys, scale_to_ranges
 
 __all__ = ["ReadyAnchors"]
 
@@ -19,8 +19,6 @@ Int64Array = npt.NDArray[np.int64]
 _PART_DRAWN = 8
 # Of more than this part of the slots, too many would be tried twice.
 _PART_TRIED = 4
-# The share of a slot among n is right within n / 2**32 of it.
-_HALF_BITS = np.uint64(32)
 _NOBODY = np.iinfo(np.int64).max
 
 
@@ -70,11 +68,7 @@ class ReadyAnchors:
             return self._take_by_order(count)
         size = np.uint64(self._num_slots)
         while True:
-            words = self._random.raw(count)
-            words >>= _HALF_BITS
-            words *= size
-            words >>= _HALF_BITS
-            tried: Int64Array = words.view(np.int64)
+            tried = scale_to_ranges(self._random.raw(count), size)
             numbers = np.arange(self._num_tries, self._num_tries + count)
             self._num_tries += count
             drawn_by = self._drawn_by

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from lrstream.streaming.gop_units import BYTES, EpisodeUnits
+from lrstream.streaming.gop_units import BYTES, NUM_ROWS, EpisodeUnits
 
 __all__ = ["UnitQueue"]
 
@@ -23,7 +23,7 @@ class UnitQueue:
     def __init__(self) -> None:
         self._now = 0.0  # time of the next unit, or where there is none, of the last one that entered
         self._times: Float64Array = np.empty(0)
-        self._table = np.empty((7, 0), dtype=np.int64)
+        self._table = np.empty((NUM_ROWS, 0), dtype=np.int64)
         self._ends = np.empty(0, dtype=np.int64)  # bytes of all units up to and including each
         self._place = 0  # of the next unit
         self._joining: list[EpisodeUnits] = []

@@ -69,8 +69,8 @@ def test_rgb_equals_rgb24_for_every_size_and_colour_space(pixel_format: str) -> 
             np.testing.assert_array_equal(out, rgb_of(picture), err_msg=f"{width}x{height} {colorspace}")
 
 
-def test_the_planar_way_is_taken_for_ordinary_video(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pictures, "_is_planar", {})
+def test_the_planar_way_is_taken_for_ordinary_video() -> None:
+    pictures._may_be_planar.cache_clear()
     for width, height in ((640, 480), (128, 96), (320, 240)):
         assert pictures._may_be_planar("yuv420p", width, height)
     assert not pictures._may_be_planar("yuv420p", 98, 66)
@@ -78,7 +78,7 @@ def test_the_planar_way_is_taken_for_ordinary_video(monkeypatch: pytest.MonkeyPa
 
 def test_where_planar_differs_here_the_packed_way_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pictures, "_PLANAR_FULL", frozenset({"yuv420p"}))  # claims too much for 98 pixels
-    monkeypatch.setattr(pictures, "_is_planar", {})
+    pictures._may_be_planar.cache_clear()
     picture = noise("yuv420p", 98, 66)
     out = np.empty((3, 66, 98), dtype=np.uint8)
     PictureConverter().write_rgb(picture, out)

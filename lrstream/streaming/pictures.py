@@ -5,7 +5,9 @@ into the sample's tensor. That is exact only where the scaler uses the same arit
 `rgb24`, which is what LeRobot asks for. It does so for the usual 4:2:0 video whose width is a multiple of
 16, and for 4:4:4; elsewhere (98 pixels wide, ten bits, semi-planar, ...) the two differ, most visibly in
 how chroma is interpolated. `PictureConverter` therefore takes the planar way only for formats known to be
-exact, checks the claim once with noise on the machine it runs on, and otherwise converts to `rgb24`.
+exact, checks the claim once with noise on the machine it runs on, and otherwise converts to `rgb24`. The
+same check decides whether the scaler may be told where to write (`PlaneScaler`), or hands out a picture
+whose planes are copied.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import io
 import math
 import random
+from enum import Enum, auto
 from functools import cache
 from typing import Any
 
@@ -26,6 +29,7 @@ from PIL import Image, ImageOps
 
 from lrstream.errors import DecodeError, UsageError
 from lrstream.layout.info import DepthParameters
+from lrstream.streaming.scaler import PictureKind, PlaneScaler, kind_of
 
 __all__ = [
     "DEPTH_UNITS",
@@ -50,20 +54,35 @@ _PLANAR_SUBSAMPLED = frozenset({"yuv420p", "yuvj420p", "yuv422p", "yuvj422p"})
 _PLANAR_FULL = frozenset({"yuv444p", "yuvj444p"})
 # What is checked depends on the width; rows are all alike, but for the chroma that two of them share.
 _MOST_CHECKED_ROWS = 64
+_MARGIN_BYTE = 165
 # Plane of `gbrp` that holds red, green, blue.
 _RGB_PLANES = (2, 0, 1)
 _UINT16_MODES = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
 
 
+class _Way(Enum):
+    """How pictures of a kind become RGB planes; all give the same."""
+
+    DIRECT = auto()
+    """The scaler writes them where they are wanted."""
+    PLANAR = auto()
+    """It writes planes of its own, which are copied."""
+    PACKED = auto()
+    """It writes pixels, which are taken apart."""
+
+
 class PictureConverter:
     """Writes decoded pictures into arrays. Belongs to one decoder; used by one thread at a time.
 
-    One scaler context is kept, with one thread: FFmpeg's default would start threads of its own for
-    every picture, beside the decode threads that keep the processor busy already (K12).
+    One scaler context of each sort is kept, with one thread: FFmpeg's default would start threads of its own
+    for every picture, beside the decode threads that keep the processor busy already (K12).
     """
 
     def __init__(self) -> None:
         self._scaler = VideoReformatter()
+        self._kind: PictureKind | None = None  # of the last picture
+        self._way = _Way.PACKED
+        self._direct: PlaneScaler | None = None
 
     def write_rgb(self, picture: av.VideoFrame, out: NDArray[np.uint8]) -> None:
         """Convert one picture to RGB.
@@ -76,21 +95,23 @@ class PictureConverter:
         Raises:
             DecodeError: The picture has another size than `out`.
         """
-        height, width = picture.height, picture.width
+        kind = kind_of(picture)
+        height, width = kind.height, kind.width
         if out.shape != (3, height, width):
             raise DecodeError(
                 f"The decoded picture has {width}x{height} pixels, expected {out.shape[2]}x{out.shape[1]}."
             )
-        if _may_be_planar(picture.format.name, width, height):
-            planes = _scale(self._scaler, picture, "gbrp").planes
-            for channel, plane in enumerate(_RGB_PLANES):
-                # Written out, since this is done for every picture: `_plane_pixels`.
-                rows = np.frombuffer(planes[plane], np.uint8).reshape(height, -1)  # type: ignore[call-overload]
-                out[channel] = rows if rows.shape[1] == width else rows[:, :width]
-            return
-        packed = _scale(self._scaler, picture, "rgb24").planes[0]
-        rows = _rows(packed, height)
-        np.copyto(out, rows[:, : 3 * width].reshape(height, width, 3).transpose(2, 0, 1))
+        if kind != self._kind:
+            self._kind, self._way = kind, _way_of(kind)
+            self._direct = PlaneScaler(kind) if self._way is _Way.DIRECT else None
+        if self._direct is not None and out.flags.c_contiguous and out.dtype == np.uint8:
+            self._direct.write(picture, out)
+        elif self._way is not _Way.PACKED:
+            _write_planar(self._scaler, picture, out)
+        else:
+            packed = _scale(self._scaler, picture, "rgb24").planes[0]
+            rows = _rows(packed, height)
+            np.copyto(out, rows[:, : 3 * width].reshape(height, width, 3).transpose(2, 0, 1))
 
     def write_depth(
         self, picture: av.VideoFrame, table: NDArray[np.float32], out: NDArray[np.float32]
@@ -119,43 +140,60 @@ class PictureConverter:
 
 
 @cache
-def _may_be_planar(pixel_format: str, width: int, height: int) -> bool:
-    return _is_exact_candidate(pixel_format, width, height) and _planar_equals_packed(
-        pixel_format, width, height
-    )
+def _way_of(kind: PictureKind) -> _Way:
+    """The fastest way that is exact, here and now: the scaler depends on the processor."""
+    is_subsampled = kind.pixel_format in _PLANAR_SUBSAMPLED
+    if is_subsampled and (kind.width % 16 or kind.height % 2):
+        return _Way.PACKED
+    if not is_subsampled and kind.pixel_format not in _PLANAR_FULL:
+        return _Way.PACKED
+    noise, expected = _noise(kind)
+    planar = np.empty_like(expected)
+    _write_planar(VideoReformatter(), noise, planar)
+    if not np.array_equal(planar, expected):
+        return _Way.PACKED
+    return _Way.DIRECT if is_subsampled and _is_direct_exact(noise, expected) else _Way.PLANAR
 
 
-def _is_exact_candidate(pixel_format: str, width: int, height: int) -> bool:
-    if pixel_format in _PLANAR_FULL:
-        return True
-    return pixel_format in _PLANAR_SUBSAMPLED and width % 16 == 0 and height % 2 == 0
-
-
-def _planar_equals_packed(pixel_format: str, width: int, height: int) -> bool:
-    """Whether both conversions of a noise picture agree, here and now (the scaler depends on the CPU)."""
-    height = min(height, _MOST_CHECKED_ROWS)
-    noise = av.VideoFrame(width, height, pixel_format)
+def _noise(kind: PictureKind) -> tuple[av.VideoFrame, NDArray[np.uint8]]:
+    """A picture of noise and its RGB pixels ``(3, height, width)``, with few rows."""
+    noise = av.VideoFrame(kind.width, min(kind.height, _MOST_CHECKED_ROWS), kind.pixel_format)
+    noise.colorspace, noise.color_range = kind.colorspace, kind.color_range
     noise_bytes = random.Random(0)
     for plane in noise.planes:
         plane.update(noise_bytes.randbytes(plane.buffer_size))
-    scaler = VideoReformatter()
-    packed = noise.to_ndarray(format="rgb24")
-    planes = _scale(scaler, noise, "gbrp").planes
-    return all(
-        np.array_equal(_plane_pixels(planes[plane], height, width), packed[:, :, channel])
-        for channel, plane in enumerate(_RGB_PLANES)
-    )
+    return noise, np.ascontiguousarray(noise.to_ndarray(format="rgb24").transpose(2, 0, 1))
+
+
+def _is_direct_exact(picture: av.VideoFrame, expected: NDArray[np.uint8]) -> bool:
+    """Whether `PlaneScaler` works here, writes what PyAV gives, and nothing beside it.
+
+    The memory around it belongs to other samples of a batch.
+    """
+    margin = expected.size // expected.shape[1]
+    memory = np.full(margin + expected.size + margin, _MARGIN_BYTE, dtype=np.uint8)
+    out = memory[margin:-margin].reshape(expected.shape)
+    try:
+        PlaneScaler(kind_of(picture)).write(picture, out)
+    except OSError:
+        return False  # not this system's libraries
+    margins = np.concatenate([memory[:margin], memory[-margin:]])
+    return np.array_equal(out, expected) and bool((margins == _MARGIN_BYTE).all())
+
+
+def _write_planar(scaler: VideoReformatter, picture: av.VideoFrame, out: NDArray[np.uint8]) -> None:
+    """Convert to planes and copy these."""
+    height, width = out.shape[1:]
+    planes = _scale(scaler, picture, "gbrp").planes
+    for channel, plane in enumerate(_RGB_PLANES):
+        rows = _rows(planes[plane], height)
+        out[channel] = rows if rows.shape[1] == width else rows[:, :width]
 
 
 def _rows(plane: VideoPlane, height: int) -> NDArray[np.uint8]:
     """View of a plane, uint8 ``(height, bytes of a row with its padding)``."""
     # A plane is a buffer, which only its stub does not say.
     return np.frombuffer(plane, dtype=np.uint8).reshape(height, -1)  # type: ignore[call-overload,no-any-return]
-
-
-def _plane_pixels(plane: VideoPlane, height: int, width: int) -> NDArray[np.uint8]:
-    """View of a plane of bytes without the padding of its rows, uint8 ``(height, width)``."""
-    return _rows(plane, height)[:, :width]
 
 
 def _scale(scaler: VideoReformatter, picture: av.VideoFrame, pixel_format: str) -> av.VideoFrame:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import math
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import av
@@ -23,6 +25,7 @@ from lrstream.streaming.pictures import (
     depth_table,
     to_unit_range,
 )
+from lrstream.streaming.scaler import PictureKind, PlaneScaler, kind_of
 
 FORMATS = (
     "yuv420p",
@@ -37,6 +40,8 @@ FORMATS = (
     "gbrp",
     "rgb24",
 )
+# Elsewhere FFmpeg's libraries are not looked for.
+_BEST = pictures._Way.DIRECT if sys.platform == "linux" else pictures._Way.PLANAR
 SIZES = ((128, 96), (98, 66), (100, 66), (64, 50), (322, 34), (16, 16), (34, 34))
 
 
@@ -69,20 +74,93 @@ def test_rgb_equals_rgb24_for_every_size_and_colour_space(pixel_format: str) -> 
             np.testing.assert_array_equal(out, rgb_of(picture), err_msg=f"{width}x{height} {colorspace}")
 
 
-def test_the_planar_way_is_taken_for_ordinary_video() -> None:
-    pictures._may_be_planar.cache_clear()
+def way_of(pixel_format: str, width: int, height: int) -> pictures._Way:
+    return pictures._way_of(kind_of(noise(pixel_format, width, height)))
+
+
+def test_each_format_takes_the_fastest_way_that_is_exact() -> None:
+    pictures._way_of.cache_clear()
     for width, height in ((640, 480), (128, 96), (320, 240)):
-        assert pictures._may_be_planar("yuv420p", width, height)
-    assert not pictures._may_be_planar("yuv420p", 98, 66)
+        assert way_of("yuv420p", width, height) is _BEST
+        assert way_of("yuv444p", width, height) is pictures._Way.PLANAR
+    assert way_of("yuv420p", 98, 66) is pictures._Way.PACKED
+    assert way_of("yuv420p10le", 128, 96) is pictures._Way.PACKED
 
 
 def test_where_planar_differs_here_the_packed_way_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pictures, "_PLANAR_FULL", frozenset({"yuv420p"}))  # claims too much for 98 pixels
-    pictures._may_be_planar.cache_clear()
-    picture = noise("yuv420p", 98, 66)
+    monkeypatch.setattr(pictures, "_PLANAR_FULL", frozenset({"yuv420p10le"}))  # claims too much
+    pictures._way_of.cache_clear()
+    picture = noise("yuv420p10le", 98, 66)
     out = np.empty((3, 66, 98), dtype=np.uint8)
     PictureConverter().write_rgb(picture, out)
     np.testing.assert_array_equal(out, rgb_of(picture))
+    assert pictures._way_of(kind_of(picture)) is pictures._Way.PACKED
+    pictures._way_of.cache_clear()
+
+
+def refusing(scaler: PlaneScaler, kind: PictureKind) -> None:
+    raise OSError("not here")
+
+
+def writing(change: Callable[[NDArray[Any]], None]) -> Callable[..., None]:
+    write = PlaneScaler.write
+
+    def other(scaler: PlaneScaler, picture: av.VideoFrame, out: NDArray[Any]) -> None:
+        write(scaler, picture, out)
+        change(out)
+
+    return other
+
+
+def off_by_one(out: NDArray[Any]) -> None:
+    out[1, 2, 3] += 1
+
+
+def beyond_the_end(out: NDArray[Any]) -> None:
+    np.lib.stride_tricks.as_strided(out.reshape(-1)[-1:], (2,), (1,))[1] = 0
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [("__init__", refusing), ("write", writing(off_by_one)), ("write", writing(beyond_the_end))],
+    ids=["absent", "different", "overrun"],
+)
+def test_where_writing_in_place_does_not_work_planes_are_copied(
+    monkeypatch: pytest.MonkeyPatch, name: str, function: Callable[..., None]
+) -> None:
+    monkeypatch.setattr(PlaneScaler, name, function)
+    pictures._way_of.cache_clear()
+    picture = noise("yuv420p", 128, 96)
+    out = np.empty((3, 96, 128), dtype=np.uint8)
+    PictureConverter().write_rgb(picture, out)
+    np.testing.assert_array_equal(out, rgb_of(picture))
+    assert pictures._way_of(kind_of(picture)) is pictures._Way.PLANAR
+    pictures._way_of.cache_clear()
+
+
+def test_arrays_that_are_not_contiguous_are_written_too() -> None:
+    picture = noise("yuv420p", 128, 96)
+    wide = np.zeros((3, 96, 160), dtype=np.uint8)
+    PictureConverter().write_rgb(picture, wide[:, :, 16:144])
+    np.testing.assert_array_equal(wide[:, :, 16:144], rgb_of(picture))
+    assert not wide[:, :, :16].any()
+    assert not wide[:, :, 144:].any()
+
+
+def test_one_converter_follows_a_change_of_kind() -> None:
+    converter = PictureConverter()
+    for pixel_format, width, height, colorspace in (
+        ("yuv420p", 128, 96, 1),
+        ("yuv420p", 64, 96, 1),
+        ("yuv420p", 64, 96, 6),
+        ("yuv422p", 64, 96, 6),
+        ("yuv420p", 128, 96, 1),
+    ):
+        picture = noise(pixel_format, width, height)
+        picture.colorspace = colorspace
+        out = np.empty((3, height, width), dtype=np.uint8)
+        converter.write_rgb(picture, out)
+        np.testing.assert_array_equal(out, rgb_of(picture))
 
 
 def test_pictures_go_into_a_part_of_a_larger_array() -> None:

@@ -102,23 +102,23 @@ class BatchMemory:
         collate_map: CollateMap | None,
         others: Callable[[list[Any]], Any] | None,
     ) -> dict[str, Any] | None:
-        """Stack samples whose numeric features all wait; None where anything differs from earlier batches."""
+        """Stack samples whose features wait in the batch; None where anything differs from earlier ones."""
         plan, packed = lease.plan, lease.packed
         if plan is None or packed is None or plan is not self._plan:
             return None
-        size, first = len(samples), samples[0].own_keys()
+        size, first, filled = len(samples), samples[0].own_keys(), samples[0].filled
         if size != lease.layout.num_rows and size == self._last_size:
             return None  # batches have become smaller
-        if len(first) + len(plan.keys) != len(self._keys):
+        if len(first) + len(filled) + len(plan.keys) != len(self._keys):
             return None
         for sample in samples:
-            if not sample.is_waiting or sample.own_keys() != first:
+            if not sample.has_row or sample.filled != filled or sample.own_keys() != first:
                 return None
         batch: dict[str, Any] = {}
         for key in self._keys:
             if key in first:
                 values = [sample[key] for sample in samples]
-                if key not in lease.rows:
+                if not lease.has_rows(key):
                     batch[key] = _join(values, collate_map, others)
                 elif _fit(values, lease, key):
                     batch[key] = _stack(values, lease, key)
@@ -126,6 +126,8 @@ class BatchMemory:
                     return None
             elif key in plan.keys:
                 lease.arrays[key][:size] = packed[key][:size]
+                batch[key] = _rows_of(lease, key, size)
+            elif key in filled:
                 batch[key] = _rows_of(lease, key, size)
             else:
                 return None
@@ -223,7 +225,7 @@ def _is_in(lease: Lease, key: str, value: Any) -> bool:
 
 def _stack(values: Sequence[torch.Tensor], lease: Lease, key: str) -> torch.Tensor:
     """Tensors of one shape and type in the first rows of a field; those that are there already stay."""
-    for row, value in zip(lease.rows[key], values, strict=False):
+    for row, value in zip(lease.rows_of(key), values, strict=False):
         if value is not row:
             row.copy_(value)
     return _rows_of(lease, key, len(values))
@@ -238,7 +240,7 @@ def _fit(values: Sequence[Any], lease: Lease, key: str) -> bool:
     """Whether all are the rows of a field, or may be copied there."""
     return all(
         value is row or (_is_plain(value) and value.shape == row.shape and value.dtype == row.dtype)
-        for row, value in zip(lease.rows[key], values, strict=False)
+        for row, value in zip(lease.rows_of(key), values, strict=False)
     )
 
 

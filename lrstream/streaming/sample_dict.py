@@ -1,7 +1,8 @@
 """The samples that a DataLoader gets: dictionaries that know their place in a batch (LD-7).
 
-The numeric features of a sample that has a place wait in a row of its batch, where stacking finds them all at
-once. Whoever looks into the sample itself before that finds them in it: looking makes their tensors.
+What a sample with a place is made of waits in a row of its batch, where stacking finds it: pictures in the
+tensors themselves, numeric features side by side. Whoever looks into the sample itself before that finds all
+in it: looking makes their tensors.
 """
 
 from __future__ import annotations
@@ -38,22 +39,30 @@ class Sample(dict[str, Any]):
         memory: What stacks it; None = PyTorch.
         place: Where its tensors are, as far as they fit.
         plan: Of its numeric features that are not in windows; None = there are none.
-        is_waiting: Whether these wait in `Lease.packed` of its place, and are no entries of the dictionary.
+        has_row: Whether these wait in `Lease.packed` of its place, and are no entries of the dictionary.
+        filled: Keys whose tensors were written into the batch's row, and are no entries either.
     """
 
-    __slots__ = ("is_waiting", "memory", "place", "plan")
+    __slots__ = ("filled", "has_row", "memory", "place", "plan")
 
     memory: BatchMemory | None
     place: Place | None
     plan: RowPlan | None
-    is_waiting: bool
+    has_row: bool
+    filled: list[str]
 
     def __init__(self, memory: BatchMemory | None = None, place: Place | None = None) -> None:
         super().__init__()
         self.memory = memory
         self.place = place
         self.plan = None
-        self.is_waiting = False
+        self.has_row = False
+        self.filled = []
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether anything is in the batch that is no entry of the dictionary yet."""
+        return self.has_row or bool(self.filled)
 
     def put_row(self, plan: RowPlan, rows: PackedRows, frame: int) -> None:
         """Add the numeric features of a row: all at once where the batch has room for them."""
@@ -61,17 +70,23 @@ class Sample(dict[str, Any]):
         place = self.place
         if place is not None and place.lease.plan is plan and place.lease.packed is not None:
             place.lease.packed[place.row] = rows[frame]
-            self.is_waiting = True
+            self.has_row = True
         else:
             self._add(rows, frame)
 
     def complete(self) -> None:
         """Make tensors of what waits. Entries that somebody has added since stay as they are."""
-        if self.is_waiting:
-            self.is_waiting = False
-            assert self.place is not None
-            assert self.place.lease.packed is not None
-            self._add(self.place.lease.packed, self.place.row)
+        place = self.place
+        if place is None:
+            return
+        filled, self.filled = self.filled, []
+        for key in filled:
+            if not dict.__contains__(self, key):
+                self[key] = place.lease.rows_of(key)[place.row]
+        if self.has_row:
+            self.has_row = False
+            assert place.lease.packed is not None
+            self._add(place.lease.packed, place.row)
 
     def _add(self, rows: PackedRows, number: int) -> None:
         assert self.plan is not None

@@ -221,7 +221,7 @@ class SampleBuilder:
 def _place_of(sample: Sample, key: str) -> NDArray[Any] | None:
     """Where the tensor of a key of this sample belongs in its batch."""
     place = sample.place
-    if place is None or key not in place.lease.rows:
+    if place is None or not place.lease.has_rows(key):
         return None
     array = place.lease.arrays[key]
     part: NDArray[Any] = array[place.row, ...]
@@ -239,8 +239,8 @@ def _put(sample: Sample, key: str, values: NDArray[Any]) -> None:
 
 
 def _add(sample: Sample, key: str, values: NDArray[Any], *, is_placed: bool) -> None:
-    """Add an array as a tensor: the very tensor of the batch's row if it is that row."""
-    if is_placed and sample.place is not None:
-        sample[key] = sample.place.lease.rows[key][sample.place.row]
+    """Add an array as a tensor, which is left to stacking if it is the batch's row."""
+    if is_placed:
+        sample.filled.append(key)
     else:
         sample[key] = torch.from_numpy(values)

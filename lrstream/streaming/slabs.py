@@ -212,7 +212,6 @@ class Lease:
         plan: Of the fields that are gathered in `packed` first; None = nothing is.
         arrays: ``(num_rows, *shape)`` by key.
         tensors: The same memory as tensors.
-        rows: The same memory as one tensor for each sample, but for the fields of `plan`.
         packed: Rows of the samples, by `plan`; memory of its own.
     """
 
@@ -230,8 +229,17 @@ class Lease:
         all_rows = dict.fromkeys((field.key for field in layout.fields), layout.num_rows)
         self.arrays = layout.arrays(memory, all_rows)
         self.tensors = {key: torch.from_numpy(array) for key, array in self.arrays.items()}
-        gathered = () if plan is None else plan.keys
-        self.rows = {key: tensor.unbind(0) for key, tensor in self.tensors.items() if key not in gathered}
+        self._gathered = () if plan is None else plan.keys
+        self._rows: dict[str, tuple[torch.Tensor, ...]] = {}
+
+    def has_rows(self, key: str) -> bool:
+        """Whether samples write a field themselves, each into its row."""
+        return key in self.tensors and key not in self._gathered
+
+    def rows_of(self, key: str) -> tuple[torch.Tensor, ...]:
+        """A field's memory as one tensor for each sample, always the same objects; made when asked for."""
+        rows = self._rows.get(key)
+        return self._rows.setdefault(key, self.tensors[key].unbind(0)) if rows is None else rows
 
     @property
     def is_sent(self) -> bool:

@@ -38,7 +38,7 @@ def sample_of(number: int, memory: BatchMemory | None = None, place: Any = None)
     }
     for key, value in values.items():
         if place is not None and isinstance(value, torch.Tensor):
-            row = place.lease.rows[key][place.row]
+            row = place.lease.rows_of(key)[place.row]
             row.copy_(value)
             sample[key] = row
         else:
@@ -63,7 +63,8 @@ def with_rows(number: int, memory: BatchMemory | None = None, place: Any = None)
     if place is None:
         sample["picture"] = torch.full((3, 4, 6), number, dtype=torch.uint8)
     else:
-        sample["picture"] = place.lease.rows["picture"][place.row].fill_(number)
+        place.lease.arrays["picture"][place.row] = number
+        sample.filled.append("picture")
     sample.put_row(row_plan(ROWS.dtype, NO_WINDOWS), ROWS, number)
     sample["task"] = f"task {number}"
     return sample

@@ -45,6 +45,11 @@ class CameraRecord:
         ranks = pictures_of_rows(clip.table.times_s, from_s, timestamps, tolerance_s)
         return cls(clip, ranks, from_s, timestamps, tolerance_s, bool((ranks == NO_PICTURE).any()))
 
+    def rank_of(self, frame: int) -> int:
+        """Presentation rank of the picture of one row; see `ranks_of`."""
+        rank = int(self.ranks[frame])
+        return rank if rank != NO_PICTURE else int(self.ranks_of(np.array([frame]))[0])
+
     def ranks_of(self, frames: NDArray[np.int64]) -> NDArray[np.int64]:
         """Presentation ranks of the pictures of some rows, int64, shape of `frames`.
 

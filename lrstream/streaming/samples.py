@@ -104,11 +104,11 @@ class SampleBuilder:
         windows = [self.windows.around(frame, length) for frame in frames]
         for key, camera in episode.cameras.items():
             group = self.windows.keys.get(key)
-            rows = [
-                np.array([frame]) if group is None else window[group].frames
-                for frame, window in zip(frames, windows, strict=True)
-            ]
-            self._add_pictures(key, camera, rows, samples, source)
+            if group is None:
+                ranks = [[camera.rank_of(frame)] for frame in frames]
+            else:
+                ranks = [camera.ranks_of(window[group].frames).tolist() for window in windows]
+            self._add_pictures(key, camera, ranks, samples, source)
         plan = row_plan(episode.packed.dtype, self._in_windows)
         for frame, window, sample in zip(frames, windows, samples, strict=True):
             sample.put_row(plan, episode.packed, frame)
@@ -161,15 +161,14 @@ class SampleBuilder:
         self,
         key: str,
         camera: CameraRecord,
-        rows: Sequence[NDArray[np.int64]],
+        ranks: list[list[int]],
         samples: Sequence[Sample],
         source: PictureSource,
     ) -> None:
-        """Add one camera: CHW for one row, else TCHW."""
+        """Add one camera, of which each sample shows pictures by rank: CHW for one of them, else TCHW."""
         hook = self.decode_hooks.get(key)
         if hook is not None:
-            for frames, sample in zip(rows, samples, strict=True):
-                wanted = camera.ranks_of(frames).tolist()
+            for wanted, sample in zip(ranks, samples, strict=True):
                 sample[key] = run_hook(hook, camera.clip, wanted, is_window=len(wanted) > 1)
             return
         table = self._depth_tables.get(key)
@@ -177,11 +176,7 @@ class SampleBuilder:
         # Transforms get pictures of their own; they may keep them.
         may_place = table is not None or self.image_transforms is None
         places = [_place_of(sample, key) if may_place else None for sample in samples]
-        target = CameraTarget(
-            [camera.ranks_of(frames).tolist() for frames in rows],
-            table,
-            [None] * len(samples) if is_scaled else places,
-        )
+        target = CameraTarget(ranks, table, [None] * len(samples) if is_scaled else places)
         source.write(camera.clip, target.ranks, target)
         for sample, place, array in zip(samples, places, target.arrays, strict=True):
             pictures = to_unit_range(array, place) if is_scaled else array

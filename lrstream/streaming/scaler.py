@@ -78,6 +78,9 @@ class PlaneScaler:
         if not self._context:
             raise OSError(f"libswscale does not convert {kind.pixel_format} to gbrp.")
         weakref.finalize(self, library.free_context, self._context).atexit = False
+        # Filled for each picture: making them takes longer than all else here but the conversion.
+        self._source, self._source_strides = _Pointers(), _Strides()
+        self._target, self._target_strides = _Pointers(), _Strides(*[kind.width] * 3)
         coefficients = library.get_coefficients(kind.colorspace)
         is_full = int(kind.color_range == _FULL_RANGE or kind.pixel_format.startswith("yuvj"))
         if library.set_details(self._context, coefficients, is_full, coefficients, 1, *_NEUTRAL) < 0:
@@ -93,18 +96,21 @@ class PlaneScaler:
         Raises:
             DecodeError: The scaler refused the picture.
         """
-        luma, blue, red = picture.planes
-        width, height = self._kind.width, self._kind.height
-        start, size = out.ctypes.data, width * height
+        height, size = self._kind.height, self._kind.width * self._kind.height
+        source, strides, target = self._source, self._source_strides, self._target
+        for number, plane in enumerate(picture.planes):
+            source[number], strides[number] = plane.buffer_ptr, plane.line_size
+        start = ctypes.addressof(ctypes.c_char.from_buffer(out.data))
         # Planes of `gbrp` are green, blue, red.
+        target[0], target[1], target[2] = start + size, start + 2 * size, start
         num_rows = self._scale(
             self._context,
-            _Pointers(luma.buffer_ptr, blue.buffer_ptr, red.buffer_ptr),
-            _Strides(luma.line_size, blue.line_size, red.line_size),
+            source,
+            strides,
             0,
             height,
-            _Pointers(start + size, start + 2 * size, start),
-            _Strides(width, width, width),
+            target,
+            self._target_strides,
         )
         if num_rows != height:
             raise DecodeError(f"libswscale wrote {num_rows} of {height} rows of a {self._kind.pixel_format}.")

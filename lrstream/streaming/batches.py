@@ -1,10 +1,11 @@
 """Samples that know their place in a batch, so that the batch needs no copy of them (LD-7).
 
 `torch.utils.data.DataLoader` asks for one sample after the other and stacks them afterwards, by default
-into new shared memory. Here the first call to stack tells how many samples make a batch and what they look
-like. From the next batch on every sample is decoded into its row of a slab, and stacking finds it there.
-Whatever is not in its row (transformed pictures, values that somebody replaced, a batch of another size) is
-copied there, so the result is the same as that of `torch.utils.data.default_collate` in every case.
+into new shared memory. Here every sample is decoded into its row of a slab, and stacking finds it there.
+What samples look like is known from the first episode, how many of them make a batch from the first call to
+stack; until then they fill the rows of a slab one after the other. Whatever is not in its row (transformed
+pictures, values that somebody replaced, a batch of another size) is copied there, so the result is the same
+as that of `torch.utils.data.default_collate` in every case.
 
 PyTorch calls `collate` for our samples by itself: collating looks the type of the samples up in
 ``default_collate_fn_map``. A ``collate_fn`` of the user's own gets samples that are dictionaries, as ever.
@@ -13,6 +14,7 @@ PyTorch calls `collate` for our samples by itself: collating looks the type of t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -28,7 +30,12 @@ from lrstream.streaming.slabs import NUMPY_DTYPES, BatchLayout, Lease, SlabName,
 
 __all__ = ["BatchMemory", "Place", "Placer", "Sample"]
 
+# Rows of the slab that is filled before anybody knows how many samples make a batch, if they ever make one.
+# Those that are not filled take no memory.
+_FIRST_ROWS = 96
+
 CollateMap = dict[type | tuple[type, ...], Callable[..., Any]]
+_Join = Callable[[list[Any]], Any]
 
 
 class BatchMemory:
@@ -42,6 +49,7 @@ class BatchMemory:
         self._pool = SlabPool(is_shared=self._is_worker and may_share())
         self._may_place = not self._is_worker or may_share()
         self._layout: BatchLayout | None = None
+        self._expected: BatchLayout | None = None
         self._plan: RowPlan | None = None
         self._keys: list[str] = []
         self._last_size = 0
@@ -56,9 +64,21 @@ class BatchMemory:
         """What the next batch will probably look like; None = unknown."""
         return self._layout
 
+    def expect(self, tensors: Callable[[], Mapping[str, torch.Tensor]]) -> BatchLayout | None:
+        """Where samples may lie before the first batch is stacked; None = nothing is known.
+
+        Not in workers: a slab is handed over as a whole, so only the first batch in it would not be copied.
+
+        Args:
+            tensors: Gives tensors like those of a sample; their values do not matter. Empty = unknown.
+        """
+        if self._expected is None and not self._is_worker:
+            self._expected = BatchLayout.of(_FIRST_ROWS, tensors())
+        return self._expected if self._expected is not None and self._expected.fields else None
+
     def take(self, layout: BatchLayout) -> Lease:
-        """Memory for a batch like the last ones; `layout` is theirs."""
-        return self._pool.take(layout, self._plan)
+        """Memory for a batch like the last ones, or for the first samples; `layout` is theirs."""
+        return self._pool.take(layout, self._plan, is_passing=layout is self._expected)
 
     def collate(
         self,
@@ -74,34 +94,31 @@ class BatchMemory:
             collate_map: As `torch.utils.data.default_collate` knows it.
             others: Joins values that are no tensors; None = as PyTorch does, which walks into lists.
         """
-        lease = _common_lease(samples)
-        if lease is not None and (batch := self._gather(samples, lease, collate_map, others)) is not None:
-            return _Outgoing(batch, lease) if self._is_worker else batch
-        for sample in samples:
-            sample.complete()
-        stackable = {key: value for key, value in samples[0].items() if _can_stack(samples, key)}
-        if not self._may_place or not stackable:
-            return _collate_plainly(samples, collate_map, others)
-        self._learn(samples, stackable)
-        # Where fields are gathered there is no row of them to be filled sample by sample.
-        if lease is None or lease.plan is not None or not lease.layout.fits(stackable):
-            num_rows = max(len(samples), 0 if self._layout is None else self._layout.num_rows)
-            lease = self._pool.take(BatchLayout.of(num_rows, stackable))
-        batch = {}
-        for key in samples[0]:
-            values = [sample[key] for sample in samples]
-            batch[key] = (
-                _stack(values, lease, key) if key in stackable else _join(values, collate_map, others)
-            )
+        lease, first_row = _common_rows(samples)
+        if first_row and self._is_worker:
+            lease = None  # a slab is handed over as a whole
+        join = partial(_join, collate_map=collate_map, others=others)
+        batch = None
+        if lease is not None and lease.plan is None:
+            batch = self._stack_in_rows(samples, lease, first_row, join)
+        elif lease is not None and first_row == 0:
+            batch = self._gather(samples, lease, join)
+        if batch is None:
+            for sample in samples:
+                sample.complete()
+            stackable = {key: value for key, value in samples[0].items() if _can_stack(samples, key)}
+            if not self._may_place or not stackable:
+                return _collate_plainly(samples, join)
+            self._learn(samples, stackable, list(samples[0]))
+            # Where fields are gathered there is no row of them to be filled sample by sample.
+            if lease is None or lease.plan is not None or not lease.layout.fits(stackable):
+                num_rows = max(len(samples), 0 if self._layout is None else self._layout.num_rows)
+                lease, first_row = self._pool.take(BatchLayout.of(num_rows, stackable)), 0
+            batch = _stacked(samples, list(samples[0]), stackable, lease, first_row, join)
+        assert lease is not None
         return _Outgoing(batch, lease) if self._is_worker else batch
 
-    def _gather(
-        self,
-        samples: Sequence[Sample],
-        lease: Lease,
-        collate_map: CollateMap | None,
-        others: Callable[[list[Any]], Any] | None,
-    ) -> dict[str, Any] | None:
+    def _gather(self, samples: Sequence[Sample], lease: Lease, join: _Join) -> dict[str, Any] | None:
         """Stack samples whose features wait in the batch; None where anything differs from earlier ones."""
         plan, packed = lease.plan, lease.packed
         if plan is None or packed is None or plan is not self._plan:
@@ -119,7 +136,7 @@ class BatchMemory:
             if key in first:
                 values = [sample[key] for sample in samples]
                 if not lease.has_rows(key):
-                    batch[key] = _join(values, collate_map, others)
+                    batch[key] = join(values)
                 elif _fit(values, lease, key):
                     batch[key] = _stack(values, lease, key)
                 else:
@@ -134,14 +151,32 @@ class BatchMemory:
         self._last_size = size
         return batch
 
-    def _learn(self, samples: Sequence[Sample], stackable: Mapping[str, torch.Tensor]) -> None:
+    def _stack_in_rows(
+        self, samples: Sequence[Sample], lease: Lease, first_row: int, join: _Join
+    ) -> dict[str, Any] | None:
+        """Stack samples whose tensors wait in rows of the batch; None where any of them differ."""
+        first, filled = samples[0].own_keys(), samples[0].filled
+        for sample in samples:
+            if sample.filled != filled or sample.own_keys() != first:
+                return None
+        stackable = {key: lease.tensors[key][first_row] for key in filled if key not in first}
+        stackable |= {key: samples[0][key] for key in first if _can_stack(samples, key)}
+        if not lease.layout.fits(stackable):
+            return None
+        keys = [*stackable, *(key for key in first if key not in stackable)]
+        self._learn(samples, stackable, keys)
+        return _stacked(samples, keys, stackable, lease, first_row, join)
+
+    def _learn(
+        self, samples: Sequence[Sample], stackable: Mapping[str, torch.Tensor], keys: list[str]
+    ) -> None:
         """Take note of a batch; the one of another size at the end of an epoch says nothing."""
         known, size = self._layout, len(samples)
         if known is None or (
             size == self._last_size and not (known.num_rows == size and known.fits(stackable))
         ):
             known = self._layout = BatchLayout.of(size, stackable)
-            self._keys, self._plan = list(samples[0]), samples[0].plan
+            self._keys, self._plan = keys, samples[0].plan
         if self._plan is not None and not all(_follows(sample, self._plan, stackable) for sample in samples):
             self._plan = None  # for good: who replaces features will do so in every batch
         self._last_size = size
@@ -158,20 +193,28 @@ class Placer:
         self.memory = memory
         self._num_placed = 0
         self._lease: Lease | None = None
+        self._row = 0
 
-    def next(self) -> Place | None:
-        """The place of the next sample; None where nothing is known yet, or within a batch that has begun."""
+    def next(self, tensors: Callable[[], Mapping[str, torch.Tensor]] = dict) -> Place | None:
+        """The place of the next sample; None where nothing is known yet, or within a batch that has begun.
+
+        Args:
+            tensors: As `BatchMemory.expect` wants it; asked for once, if ever.
+        """
         number, self._num_placed = self._num_placed, self._num_placed + 1
-        lease = self._lease
-        if lease is None:
-            layout = self.memory.layout
-            if layout is None or number % layout.num_rows:
-                return None
-            lease = self._lease = self.memory.take(layout)
-        row = number % lease.layout.num_rows
-        if row == lease.layout.num_rows - 1:
+        layout = self.memory.layout
+        if layout is None and number == 0:
+            layout = self.memory.expect(tensors)
+        may_begin = layout is not None and number % layout.num_rows == 0
+        if layout is not None and may_begin and (self._lease is None or self._lease.is_passing):
+            self._lease, self._row = self.memory.take(layout), 0
+        if self._lease is None:
+            return None
+        place = Place(self._lease, self._row)
+        self._row += 1
+        if self._row == self._lease.layout.num_rows:
             self._lease = None
-        return Place(lease, row)
+        return place
 
 
 class _Outgoing(dict[str, Any]):
@@ -223,17 +266,36 @@ def _is_in(lease: Lease, key: str, value: Any) -> bool:
     )
 
 
-def _stack(values: Sequence[torch.Tensor], lease: Lease, key: str) -> torch.Tensor:
-    """Tensors of one shape and type in the first rows of a field; those that are there already stay."""
-    for row, value in zip(lease.rows_of(key), values, strict=False):
+def _stacked(
+    samples: Sequence[Sample],
+    keys: Sequence[str],
+    stackable: Mapping[str, torch.Tensor],
+    lease: Lease,
+    first_row: int,
+    join: _Join,
+) -> dict[str, Any]:
+    """A batch in rows of a slab; what is no entry of the samples is there already."""
+    first, batch = samples[0].own_keys(), {}
+    for key in keys:
+        if key not in first:
+            batch[key] = _rows_of(lease, key, len(samples), first_row)
+            continue
+        values = [sample[key] for sample in samples]
+        batch[key] = _stack(values, lease, key, first_row) if key in stackable else join(values)
+    return batch
+
+
+def _stack(values: Sequence[torch.Tensor], lease: Lease, key: str, first_row: int = 0) -> torch.Tensor:
+    """Tensors of one shape and type in rows of a field; those that are there already stay."""
+    for row, value in zip(lease.rows_of(key)[first_row:], values, strict=False):
         if value is not row:
             row.copy_(value)
-    return _rows_of(lease, key, len(values))
+    return _rows_of(lease, key, len(values), first_row)
 
 
-def _rows_of(lease: Lease, key: str, size: int) -> torch.Tensor:
+def _rows_of(lease: Lease, key: str, size: int, first_row: int = 0) -> torch.Tensor:
     tensor = lease.tensors[key]
-    return tensor if size == lease.layout.num_rows else tensor[:size]
+    return tensor if size == lease.layout.num_rows else tensor[first_row : first_row + size]
 
 
 def _fit(values: Sequence[Any], lease: Lease, key: str) -> bool:
@@ -272,26 +334,26 @@ def _can_stack(samples: Sequence[Sample], key: str) -> bool:
     return True
 
 
-def _common_lease(samples: Sequence[Sample]) -> Lease | None:
-    """The slab in which the samples fill the first rows, in their order."""
+def _common_rows(samples: Sequence[Sample]) -> tuple[Lease | None, int]:
+    """The slab in which the samples fill rows one after the other, in their order, and the first of these."""
     first = samples[0].place
     if first is None:
-        return None
-    for row, sample in enumerate(samples):
+        return None, 0
+    for row, sample in enumerate(samples, first.row):
         place = sample.place
         if place is None or place.lease is not first.lease or place.row != row:
-            return None
-    return first.lease
+            return None, 0
+    return first.lease, first.row
 
 
-def _collate_plainly(
-    samples: Sequence[Sample], collate_map: CollateMap | None, others: Callable[[list[Any]], Any] | None
-) -> dict[str, Any]:
-    return {key: _join([sample[key] for sample in samples], collate_map, others) for key in samples[0]}
+def _collate_plainly(samples: Sequence[Sample], join: _Join) -> dict[str, Any]:
+    return {key: join([sample[key] for sample in samples]) for key in samples[0]}
 
 
 def _join(
-    values: list[Any], collate_map: CollateMap | None, others: Callable[[list[Any]], Any] | None
+    values: list[Any],
+    collate_map: CollateMap | None = None,
+    others: Callable[[list[Any]], Any] | None = None,
 ) -> Any:
     if others is not None and not isinstance(values[0], torch.Tensor):
         return others(values)
@@ -305,7 +367,7 @@ def _collate_samples(
 ) -> dict[str, Any]:
     memory = samples[0].memory
     if memory is None:
-        return _collate_plainly(samples, collate_fn_map, None)
+        return _collate_plainly(samples, partial(_join, collate_map=collate_fn_map))
     return memory.collate(samples, collate_fn_map)
 
 

@@ -22,6 +22,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -280,7 +281,8 @@ class EpochPipeline:
                 self._arrived.discard(episode)
             if lease is not None:
                 break
-        place = None if self._placer is None else self._placer.next()
+        tensors = partial(self._builder.tensors_like, lease.payload)
+        place = None if self._placer is None else self._placer.next(tensors)
         number, self._num_scheduled = self._num_scheduled, self._num_scheduled + 1
         return QueuedAnchor(number, lease, anchor.episode, anchor.frame, place)
 

@@ -82,11 +82,14 @@ class Sample(dict[str, Any]):
         filled, self.filled = self.filled, []
         for key in filled:
             if not dict.__contains__(self, key):
-                self[key] = place.lease.rows_of(key)[place.row]
+                row = place.lease.rows_of(key)[place.row]
+                self[key] = row.clone() if place.lease.is_passing else row
         if self.has_row:
             self.has_row = False
             assert place.lease.packed is not None
             self._add(place.lease.packed, place.row)
+        if place.lease.is_passing:
+            self.place = None
 
     def _add(self, rows: PackedRows, number: int) -> None:
         assert self.plan is not None

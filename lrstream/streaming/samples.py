@@ -121,6 +121,37 @@ class SampleBuilder:
         """Whether there is anything to decode, be it video or stored images."""
         return any(feature.kind in _PICTURES for feature in self.features.values())
 
+    def tensors_like(self, episode: EpisodeRecord) -> dict[str, torch.Tensor]:
+        """Tensors of the shapes and types that those of this episode's samples will have, without values.
+
+        Empty where that is not known beforehand: with hooks and transforms, or stored images. The sizes are
+        those that files promise, pictures may turn out to be different.
+        """
+        if self.decode_hooks or self.image_transforms is not None:
+            return {}
+        if any(self.features[key].kind in ("image", "depth_image") for key in episode.rows.objects):
+            return {}
+        found: dict[str, torch.Tensor] = {}
+        groups = self.windows.keys
+        for key, camera in episode.cameras.items():
+            size = camera.clip.config.height, camera.clip.config.width
+            is_depth = key in self._depth_tables
+            num_pictures = len(self.windows.groups[groups[key]]) if key in groups else 1
+            shape = (1 if is_depth else 3, *size)
+            found[key] = torch.empty(
+                shape if num_pictures == 1 else (num_pictures, *shape),
+                dtype=torch.uint8 if self.return_uint8 and not is_depth else torch.float32,
+                device="meta",
+            )
+        for key, column in episode.rows.arrays.items():
+            value = (
+                column[0] if key not in groups else column[np.zeros_like(self.windows.groups[groups[key]])]
+            )
+            found[key] = torch.from_numpy(np.array(value))
+        for key, group in groups.items():
+            found[f"{key}_is_pad"] = torch.empty(len(self.windows.groups[group]), dtype=torch.bool)
+        return found
+
     @property
     def video_keys(self) -> list[str]:
         """Cameras of RGB video."""

@@ -213,12 +213,20 @@ class Lease:
         arrays: ``(num_rows, *shape)`` by key.
         tensors: The same memory as tensors.
         packed: Rows of the samples, by `plan`; memory of its own.
+        is_passing: Whether samples that nobody stacks must not keep it: what is taken from it is copied.
     """
 
     def __init__(
-        self, pool: SlabPool, slab: _Slab, layout: BatchLayout, batch: int, plan: RowPlan | None
+        self,
+        pool: SlabPool,
+        slab: _Slab,
+        layout: BatchLayout,
+        batch: int,
+        plan: RowPlan | None,
+        is_passing: bool,
     ) -> None:
         self.layout = layout
+        self.is_passing = is_passing
         self.plan = plan
         self.packed: PackedRows | None = None if plan is None else np.empty(layout.num_rows, plan.dtype)
         self._pool = pool
@@ -284,12 +292,13 @@ class SlabPool:
         """Slabs, idle or not."""
         return self._num_slabs
 
-    def take(self, layout: BatchLayout, plan: RowPlan | None = None) -> Lease:
+    def take(self, layout: BatchLayout, plan: RowPlan | None = None, *, is_passing: bool = False) -> Lease:
         """Memory for a batch; its content is undefined.
 
         Args:
             layout: Where what lies.
             plan: Of fields of the layout that samples leave in `Lease.packed`.
+            is_passing: As in `Lease`.
         """
         with self._lock:
             self._collect()
@@ -306,7 +315,7 @@ class SlabPool:
                 self._num_bytes += slab.num_bytes
             self._num_batches += 1
             slab.begin(self._num_batches)
-            return Lease(self, slab, layout, self._num_batches, plan)
+            return Lease(self, slab, layout, self._num_batches, plan, is_passing)
 
     def _give_back(self, loan: _Loan) -> None:
         self._dropped.append(loan)

@@ -13,6 +13,8 @@ import torch
 
 from lrstream.demo import WrittenDataset, read_identity
 from lrstream.errors import NotFoundError, UsageError
+from lrstream.streaming.episode import EpisodeRecord
+from lrstream.streaming.samples import SampleBuilder
 from tests.support.datasets import DatasetCache
 from tests.support.loader import assert_same_sample, indices, open_loader, samples_of
 from tests.support.reference import ReferenceDataset
@@ -299,3 +301,42 @@ def test_samples_do_not_keep_their_episode_in_memory(tiny_dataset: WrittenDatase
     for key, value in sample.items():
         if isinstance(value, torch.Tensor):
             assert value.untyped_storage().nbytes() == value.numel() * value.element_size(), key
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("tiny", {}),
+        ("tiny", {"return_uint8": True, "delta_timestamps": {"action": [0.0, 0.1, 0.2]}}),
+        ("standard", {"return_uint8": True}),
+        ("depth", {}),
+        ("depth", {"delta_timestamps": {DEPTH: [-1 / 30, 0.0]}}),
+        ("h264_open", {"return_uint8": True}),
+    ],
+)
+def test_samples_are_what_is_expected_of_them(
+    dataset_cache: DatasetCache, name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    tensors_like = SampleBuilder.tensors_like
+
+    def noting(builder: SampleBuilder, episode: EpisodeRecord) -> dict[str, torch.Tensor]:
+        found.append(tensors_like(builder, episode))
+        return found[-1]
+
+    monkeypatch.setattr(SampleBuilder, "tensors_like", noting)
+    sample = next(iter(open_loader(dataset_cache.get(name), **options)))
+    assert len(found) == 1
+    tensors = {key: value for key, value in sample.items() if isinstance(value, torch.Tensor)}
+    assert set(found[0]) == set(tensors)
+    for key, value in tensors.items():
+        assert (found[0][key].shape, found[0][key].dtype) == (value.shape, value.dtype), key
+
+
+def test_nothing_is_expected_of_stored_images(image_dataset: WrittenDataset) -> None:
+    from torch.utils.data import DataLoader
+
+    memory_of_samples = [sample.place for sample in open_loader(image_dataset)]
+    assert set(memory_of_samples) == {None}
+    batches = list(DataLoader(open_loader(image_dataset), batch_size=4))
+    assert sum(len(batch["index"]) for batch in batches) == len(memory_of_samples)

@@ -74,6 +74,28 @@ def test_rgb_equals_rgb24_for_every_size_and_colour_space(pixel_format: str) -> 
             np.testing.assert_array_equal(out, rgb_of(picture), err_msg=f"{width}x{height} {colorspace}")
 
 
+@pytest.mark.parametrize("location", range(6))
+def test_where_a_stream_says_its_chroma_lies_makes_no_difference(location: int) -> None:
+    """PyAV knows the place of chroma from the decoder, a `PlaneScaler` does not."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=30)
+        stream.width, stream.height, stream.pix_fmt, stream.thread_count = 128, 96, "yuv420p", 1
+        stream.options = {"x264-params": f"chromaloc={location}", "crf": "10"}
+        for seed in range(2):
+            container.mux(stream.encode(noise("yuv420p", 128, 96, seed=seed)))
+        container.mux(stream.encode(None))
+    file.seek(0)
+    with av.open(file) as written:
+        pictures_of_file = list(written.decode(video=0))
+    assert len(pictures_of_file) == 2
+    converter = PictureConverter()
+    for picture in pictures_of_file:
+        out = np.empty((3, 96, 128), dtype=np.uint8)
+        converter.write_rgb(picture, out)
+        np.testing.assert_array_equal(out, rgb_of(picture))
+
+
 def way_of(pixel_format: str, width: int, height: int) -> pictures._Way:
     return pictures._way_of(kind_of(noise(pixel_format, width, height)))
 

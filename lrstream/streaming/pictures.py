@@ -74,15 +74,13 @@ class _Way(Enum):
 class PictureConverter:
     """Writes decoded pictures into arrays. Belongs to one decoder; used by one thread at a time.
 
-    One scaler context of each sort is kept, with one thread: FFmpeg's default would start threads of its own
-    for every picture, beside the decode threads that keep the processor busy already (K12).
+    Scaler contexts are kept, with one thread: FFmpeg's default would start threads of its own for every
+    picture, beside the decode threads that keep the processor busy already (K12).
     """
 
     def __init__(self) -> None:
         self._scaler = VideoReformatter()
-        self._kind: PictureKind | None = None  # of the last picture
-        self._way = _Way.PACKED
-        self._direct: PlaneScaler | None = None
+        self._ways: dict[PictureKind, tuple[_Way, PlaneScaler | None]] = {}
 
     def write_rgb(self, picture: av.VideoFrame, out: NDArray[np.uint8]) -> None:
         """Convert one picture to RGB.
@@ -101,12 +99,14 @@ class PictureConverter:
             raise DecodeError(
                 f"The decoded picture has {width}x{height} pixels, expected {out.shape[2]}x{out.shape[1]}."
             )
-        if kind != self._kind:
-            self._kind, self._way = kind, _way_of(kind)
-            self._direct = PlaneScaler(kind) if self._way is _Way.DIRECT else None
-        if self._direct is not None and out.flags.c_contiguous and out.dtype == np.uint8:
-            self._direct.write(picture, out)
-        elif self._way is not _Way.PACKED:
+        known = self._ways.get(kind)
+        if known is None:
+            way = _way_of(kind)
+            known = self._ways[kind] = way, PlaneScaler(kind) if way is _Way.DIRECT else None
+        way, direct = known
+        if direct is not None and out.flags.c_contiguous and out.dtype == np.uint8:
+            direct.write(picture, out)
+        elif way is not _Way.PACKED:
             _write_planar(self._scaler, picture, out)
         else:
             packed = _scale(self._scaler, picture, "rgb24").planes[0]

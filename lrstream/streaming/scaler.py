@@ -103,15 +103,7 @@ class PlaneScaler:
         start = ctypes.addressof(ctypes.c_char.from_buffer(out.data))
         # Planes of `gbrp` are green, blue, red.
         target[0], target[1], target[2] = start + size, start + 2 * size, start
-        num_rows = self._scale(
-            self._context,
-            source,
-            strides,
-            0,
-            height,
-            target,
-            self._target_strides,
-        )
+        num_rows = self._scale(self._context, source, strides, 0, height, target, self._target_strides)
         if num_rows != height:
             raise DecodeError(f"libswscale wrote {num_rows} of {height} rows of a {self._kind.pixel_format}.")
 

@@ -86,7 +86,7 @@ def test_where_a_stream_says_its_chroma_lies_makes_no_difference(location: int) 
             container.mux(stream.encode(noise("yuv420p", 128, 96, seed=seed)))
         container.mux(stream.encode(None))
     file.seek(0)
-    with av.open(file) as written:
+    with av.open(file, "r") as written:
         pictures_of_file = list(written.decode(video=0))
     assert len(pictures_of_file) == 2
     converter = PictureConverter()

@@ -281,8 +281,9 @@ class EpochPipeline:
                 self._arrived.discard(episode)
             if lease is not None:
                 break
-        tensors = partial(self._builder.tensors_like, lease.payload)
-        place = None if self._placer is None else self._placer.next(tensors)
+        place = None
+        if self._placer is not None:
+            place = self._placer.next(partial(self._builder.tensors_like, lease.payload))
         number, self._num_scheduled = self._num_scheduled, self._num_scheduled + 1
         return QueuedAnchor(number, lease, anchor.episode, anchor.frame, place)
 

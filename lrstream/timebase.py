@@ -10,7 +10,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["edit_offset_s", "presentation_times_s", "readable_s", "rescale_ticks", "row_tolerance_s"]
+__all__ = [
+    "edit_offset_s",
+    "presentation_ticks",
+    "presentation_times_s",
+    "readable_s",
+    "rescale_ticks",
+    "row_tolerance_s",
+    "seconds_of_ticks",
+]
 
 
 def edit_offset_s(
@@ -42,9 +50,23 @@ def presentation_times_s(
     order of operations: sidecars store the result, and the mapped index leaves it out where this
     function gives the same bits again.
     """
-    ticks = np.cumsum(durations_ticks, dtype=np.int64)
+    ticks = presentation_ticks(durations_ticks, composition_offsets_ticks)
+    return seconds_of_ticks(ticks, timescale, offset_s)
+
+
+def presentation_ticks(
+    durations_ticks: NDArray[np.int64], composition_offsets_ticks: NDArray[np.int64] | None
+) -> NDArray[np.int64]:
+    """Presentation time of each sample before the edit list, ticks, shape ``(n,)``; no offsets if None."""
+    ticks: NDArray[np.int64] = np.cumsum(durations_ticks, dtype=np.int64)
     ticks -= durations_ticks
-    ticks += composition_offsets_ticks
+    if composition_offsets_ticks is not None:
+        ticks += composition_offsets_ticks
+    return ticks
+
+
+def seconds_of_ticks(ticks: NDArray[np.int64], timescale: int, offset_s: float) -> NDArray[np.float64]:
+    """Presentation ticks as seconds behind the edit list, the second part of `presentation_times_s`."""
     seconds: NDArray[np.float64] = ticks / np.float64(timescale)
     if offset_s != 0.0:
         seconds += offset_s

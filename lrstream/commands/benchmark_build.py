@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from lrstream.errors import UsageError
 from lrstream.layout.layout import DatasetLayout
 from lrstream.mp4.track import TrackIndex
 from lrstream.sidecar.build import DEFAULT_WORKERS, BuildProgress, build_sidecar, request_identity
+from lrstream.sidecar.finished import Record
 from lrstream.sidecar.identity import SourceFile
 from lrstream.sidecar.problems import Problem
 from lrstream.sidecar.writer import encode_source
@@ -321,13 +322,10 @@ class _StageClock:
         self._index_s = self._read_s = 0.0
         self._tracks: list[TrackIndex] = []
 
-    def has(self, source: SourceFile, fingerprint: str | None) -> bool:
+    def records(self, source: SourceFile, fingerprint: str | None) -> Iterable[Record]:
         self._of_thread.found_s = time.perf_counter()
         self._store.of_thread.read_s = 0.0
-        return False
-
-    def find(self, source: SourceFile, fingerprint: str | None) -> TrackIndex | None:
-        return None
+        return ()
 
     def keep(self, track: TrackIndex, fingerprint: str | None) -> None:
         seconds = time.perf_counter() - self._of_thread.found_s

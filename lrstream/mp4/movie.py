@@ -16,7 +16,10 @@ __all__ = ["VideoTrack", "read_movie"]
 
 
 class VideoTrack(NamedTuple):
-    """What `moov` alone says about its first video track; see `lrstream.mp4.track.TrackIndex`."""
+    """What `moov` alone says about its first video track; see `lrstream.mp4.track.TrackIndex`.
+
+    The samples stand in bytes ``[first_byte, stop_byte)`` of the file.
+    """
 
     codec: str
     timescale: int
@@ -26,6 +29,8 @@ class VideoTrack(NamedTuple):
     height: int
     stsd_body: bytes
     samples: SampleTable
+    first_byte: int
+    stop_byte: int
 
 
 class _MediaHeader(NamedTuple):
@@ -81,7 +86,7 @@ def _read_track(mvhd: Box, trak: Box, mdia: Box, file_size: int) -> VideoTrack:
     _check_data_reference(minf)
     stbl = minf.require(b"stbl")
     description = read_sample_description(stbl)
-    samples = read_sample_table(
+    samples, first_byte, stop_byte = read_sample_table(
         stbl,
         timescale=media.timescale,
         edit_offset_s=edit_offset_s(
@@ -102,6 +107,8 @@ def _read_track(mvhd: Box, trak: Box, mdia: Box, file_size: int) -> VideoTrack:
         height=tkhd.uint(width_at + 4, 4) >> 16,
         stsd_body=description.body,
         samples=samples,
+        first_byte=first_byte,
+        stop_byte=stop_byte,
     )
 
 

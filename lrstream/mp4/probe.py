@@ -153,9 +153,8 @@ def probe_track(file_path: str, *, first_probe_bytes: int = FIRST_PROBE_BYTES) -
     may_go_on = walk.advance_behind_moov()
     # The box is the only thing needed from here on; the window may go.
     track = read_movie(moov, walk.file_size)
-    first = int(track.samples.offsets_bytes.min())
     # What is said of mdat must not depend on how much was read at first, or builds would differ.
-    while may_go_on and walk.mdat_of(first) is None and reads < _MAX_TOP_LEVEL_READS:
+    while may_go_on and walk.mdat_of(track.first_byte) is None and reads < _MAX_TOP_LEVEL_READS:
         reads += 1
         yield from walk.fetch(walk.position, walk.position + _MOST_HEADER_BYTES)
         may_go_on = walk.advance_behind_moov()
@@ -382,8 +381,7 @@ def _fragmented(file_path: str, box: str, offset: int) -> UnsupportedMp4Error:
 
 
 def _assemble(walk: _Walk, track: VideoTrack) -> TrackIndex:
-    samples = track.samples
-    first, last = int(samples.offsets_bytes.min()), int(np.max(samples.offsets_bytes + samples.sizes_bytes))
+    samples, first, last = track.samples, track.first_byte, track.stop_byte
     if not any(start <= first and last <= stop for _, start, stop in walk.mdats):
         _check_inside_mdat(walk, samples)
     # Where boxes that we do not know stand before it, the payload is what the samples cover; a header of 8

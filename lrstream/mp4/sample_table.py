@@ -14,9 +14,15 @@ from numpy.typing import NDArray
 
 from lrstream.mp4.boxes import Box, fourcc_text
 from lrstream.mp4.track import SampleTable
-from lrstream.timebase import presentation_times_s
+from lrstream.timebase import presentation_ticks, seconds_of_ticks
 
-__all__ = ["MAX_CONSTANT_SIZE_SAMPLES", "SampleDescription", "read_sample_description", "read_sample_table"]
+__all__ = [
+    "MAX_CONSTANT_SIZE_SAMPLES",
+    "PlacedSamples",
+    "SampleDescription",
+    "read_sample_description",
+    "read_sample_table",
+]
 
 MAX_CONSTANT_SIZE_SAMPLES = 1 << 20
 """Samples accepted when `stsz` stores one size for all: the only count that no table backs with bytes."""
@@ -44,6 +50,20 @@ class SampleDescription(NamedTuple):
 
     body: bytes
     codec: str
+
+
+class PlacedSamples(NamedTuple):
+    """A sample table, and the range of the file that its samples stand in.
+
+    Attributes:
+        samples: The table.
+        first_byte: Offset of the first byte of any sample.
+        stop_byte: Offset behind the last one.
+    """
+
+    samples: SampleTable
+    first_byte: int
+    stop_byte: int
 
 
 def read_sample_description(stbl: Box) -> SampleDescription:
@@ -74,8 +94,11 @@ def read_sample_description(stbl: Box) -> SampleDescription:
     return SampleDescription(bytes(stsd.payload), kind_bytes.decode("ascii"))
 
 
-def read_sample_table(stbl: Box, *, timescale: int, edit_offset_s: float, file_size: int) -> SampleTable:
+def read_sample_table(stbl: Box, *, timescale: int, edit_offset_s: float, file_size: int) -> PlacedSamples:
     """Resolve a sample table to arrays in decode order.
+
+    Whatever is known of a run is not looked for in its samples: numpy lets go of the interpreter in each step
+    over more than 500 of them, and threads that read meanwhile are slow to give it back.
 
     Args:
         stbl: The sample table box.
@@ -88,20 +111,27 @@ def read_sample_table(stbl: Box, *, timescale: int, edit_offset_s: float, file_s
             give two samples the same presentation time or the same bytes.
         UnsupportedMp4Error: No samples, empty samples, or more than one sample description in use.
     """
-    sizes = _sizes(stbl, file_size)
-    durations, offsets_ticks = _durations(stbl, len(sizes)), _composition_offsets(stbl, len(sizes))
-    _check_presentation(stbl, durations, offsets_ticks)
-    return SampleTable(
-        pts_s=presentation_times_s(durations, offsets_ticks, timescale, edit_offset_s),
+    sizes, stops = _sizes(stbl, file_size)
+    durations, each_lasts = _durations(stbl, len(sizes))
+    offsets_ticks, any_offset = _composition_offsets(stbl, len(sizes))
+    ticks = presentation_ticks(durations, offsets_ticks if any_offset else None)
+    # Without offsets (no B-frames) the times are the sums of the durations.
+    if any_offset or not each_lasts:
+        _check_presentation(stbl, ticks)
+    offsets, first_byte, stop_byte = _offsets(stbl, sizes, stops, file_size)
+    samples = SampleTable(
+        pts_s=seconds_of_ticks(ticks, timescale, edit_offset_s),
         durations_ticks=durations,
         composition_offsets_ticks=offsets_ticks,
         sizes_bytes=sizes,
-        offsets_bytes=_offsets(stbl, sizes, file_size),
+        offsets_bytes=offsets,
         sync_samples=_sync_samples(stbl, len(sizes)),
     )
+    return PlacedSamples(samples, first_byte, stop_byte)
 
 
-def _sizes(stbl: Box, file_size: int) -> _Int64:
+def _sizes(stbl: Box, file_size: int) -> tuple[_Int64, _Int64]:
+    """Size of each sample, and of all up to and with it."""
     box = stbl.require(b"stsz", b"stz2")
     box.version(0)
     count = box.uint(8, 4)
@@ -131,10 +161,10 @@ def _sizes(stbl: Box, file_size: int) -> _Int64:
         raise box.unsupported(
             f"sample {first} of {count} is empty (0 bytes), so it has no picture", sample=first
         )
-    total = int(sizes.sum())  # at most 2**26 table entries of 32 bits: no overflow
-    if total > file_size:
-        raise box.malformed(f"samples add up to {total} bytes, but the file has {file_size}")
-    return sizes
+    stops = np.cumsum(sizes)  # at most 2**26 table entries of 32 bits: no overflow
+    if int(stops[-1]) > file_size:
+        raise box.malformed(f"samples add up to {stops[-1]} bytes, but the file has {file_size}")
+    return sizes, stops
 
 
 def _compact_sizes(box: Box, count: int) -> _Int64:
@@ -166,7 +196,8 @@ def _expand(
     return np.repeat(values.astype(np.int64), counts64)
 
 
-def _durations(stbl: Box, num_samples: int) -> _Int64:
+def _durations(stbl: Box, num_samples: int) -> tuple[_Int64, bool]:
+    """Duration of each sample, and whether every run of them lasts."""
     box = stbl.require(b"stts")
     box.version(0)
     table = box.table(8, box.uint(4, 4), _STTS)
@@ -176,13 +207,14 @@ def _durations(stbl: Box, num_samples: int) -> _Int64:
     length = float(np.dot(table["count"].astype(np.float64), table["delta"].astype(np.float64)))
     if length >= _MAX_TICKS:
         raise box.malformed(f"the track lasts {length:.3g} ticks, beyond {_MAX_TICKS}")
-    return _expand(box, table["count"], table["delta"], num_samples)
+    return _expand(box, table["count"], table["delta"], num_samples), bool(table["delta"].all())
 
 
-def _composition_offsets(stbl: Box, num_samples: int) -> _Int64:
+def _composition_offsets(stbl: Box, num_samples: int) -> tuple[_Int64, bool]:
+    """Offset of each sample, and whether any run of them has one."""
     box = stbl.find(b"ctts")
     if box is None:
-        return np.zeros(num_samples, dtype=np.int64)
+        return np.zeros(num_samples, dtype=np.int64), False
     entry = _CTTS_V1 if box.version(0, 1) == 1 else _CTTS_V0
     table = box.table(8, box.uint(4, 4), entry)
     # Version 0 is unsigned, but some writers store negative offsets in it and decoders follow them.
@@ -192,16 +224,11 @@ def _composition_offsets(stbl: Box, num_samples: int) -> _Int64:
             f"composition offset {int(table['offset'].max())} in version 0 is ambiguous",
             hint="Negative offsets need version 1 of this box; remux the file.",
         )
-    return _expand(box, table["count"], table["offset"], num_samples)
+    return _expand(box, table["count"], table["offset"], num_samples), bool(table["offset"].any())
 
 
-def _check_presentation(stbl: Box, durations: _Int64, offsets_ticks: _Int64) -> None:
-    # Without offsets (no B-frames) the times are the sums of the durations.
-    if bool(durations[:-1].all()) and not offsets_ticks.any():
-        return
-    ticks = np.cumsum(durations)
-    ticks -= durations
-    ticks += offsets_ticks
+def _check_presentation(stbl: Box, ticks: _Int64) -> None:
+    """No two samples are presented at the same time."""
     if bool((ticks[1:] > ticks[:-1]).all()):
         return
     # Not in presentation order: the usual case with B-frames, and the only one that needs a sort.
@@ -270,25 +297,29 @@ def _samples_per_chunk(stbl: Box, num_chunks: int) -> tuple[Box, _Int64]:
     return box, np.repeat(per_chunk, np.diff(first, append=num_chunks + 1))
 
 
-def _offsets(stbl: Box, sizes: _Int64, file_size: int) -> _Int64:
+def _offsets(stbl: Box, sizes: _Int64, stops: _Int64, file_size: int) -> tuple[_Int64, int, int]:
+    """Offset of each sample; the first byte of all, and the end of them. Takes `stops` for itself."""
     chunk_box, chunk_offsets = _chunk_offsets(stbl, file_size)
     run_box, per_chunk = _samples_per_chunk(stbl, len(chunk_offsets))
     total = int(per_chunk.sum())
     if total != len(sizes):
         raise run_box.malformed(f"the chunks hold {total} samples, but the track has {len(sizes)}")
-    before = np.cumsum(sizes)
+    before = stops
     before -= sizes
     first_samples = np.cumsum(per_chunk)
     first_samples -= per_chunk
     offsets = before
     offsets += np.repeat(chunk_offsets - before[first_samples], per_chunk)
-    _check_bytes(chunk_box, offsets, sizes, file_size)
-    return offsets
+    return offsets, *_check_bytes(chunk_box, offsets, sizes, file_size)
 
 
-def _check_bytes(box: Box, offsets: _Int64, sizes: _Int64, file_size: int) -> None:
+def _check_bytes(box: Box, offsets: _Int64, sizes: _Int64, file_size: int) -> tuple[int, int]:
+    """First and last bound of all samples, of which no two may share bytes."""
     ends = offsets + sizes
-    if int(ends.max()) > file_size:
+    # In file order, the rule, the last sample ends last.
+    is_ordered = bool((offsets[1:] >= ends[:-1]).all())
+    last_end = int(ends[-1] if is_ordered else ends.max())
+    if last_end > file_size:
         sample = int(np.argmax(ends))
         raise box.malformed(
             f"sample {sample} ends at byte {int(ends[sample])}, behind the end of the file "
@@ -296,8 +327,8 @@ def _check_bytes(box: Box, offsets: _Int64, sizes: _Int64, file_size: int) -> No
             hint="The file is truncated; copy or record it again.",
             sample=sample,
         )
-    if len(offsets) == 1 or bool((offsets[1:] >= ends[:-1]).all()):
-        return
+    if is_ordered:
+        return int(offsets[0]), last_end
     # Chunks may stand in any order, but two samples in the same bytes mean that an offset is wrong,
     # as when a writer let a 32-bit offset wrap round.
     order = np.argsort(offsets, kind="stable")
@@ -308,3 +339,4 @@ def _check_bytes(box: Box, offsets: _Int64, sizes: _Int64, file_size: int) -> No
             f"samples {first} and {second} share bytes at {int(offsets[second])}; a chunk offset is wrong",
             sample=second,
         )
+    return int(offsets[order[0]]), last_end

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from lrstream.errors import (
     AccessError,
@@ -32,6 +31,7 @@ from lrstream.layout.layout import DatasetLayout
 from lrstream.mp4.track import TrackIndex
 from lrstream.sidecar.build_failures import SourceFailure, joint_error
 from lrstream.sidecar.elsewhere import SourceIndexer, Work
+from lrstream.sidecar.finished import FinishedSources
 from lrstream.sidecar.identity import SidecarIdentity, SourceFile
 from lrstream.sidecar.index_source import MoovSizes, frames_of_files, index_source
 from lrstream.sidecar.install import reclaim_leftovers
@@ -43,7 +43,6 @@ __all__ = [
     "DEFAULT_WORKERS",
     "BuildProgress",
     "BuildReport",
-    "FinishedSources",
     "SourceFailure",
     "SourcesChangedError",
     "build_sidecar",
@@ -110,22 +109,6 @@ class SourcesChangedError(TransferError):
     """Source files were replaced while they were being indexed; the same call may succeed later."""
 
     code = "sources-changed"
-
-
-class FinishedSources(Protocol):
-    """Sources that need not be parsed again, because the same content has been before (SC-13)."""
-
-    def has(self, source: SourceFile, fingerprint: str | None) -> bool:
-        """Whether an earlier build had this source, and its content is known to be the same."""
-        ...
-
-    def find(self, source: SourceFile, fingerprint: str | None) -> TrackIndex | None:
-        """The record of such a source; None after all if it cannot be read."""
-        ...
-
-    def keep(self, track: TrackIndex, fingerprint: str | None) -> None:
-        """Remember a record that has just been made. Called from several threads."""
-        ...
 
 
 def request_identity(
@@ -332,10 +315,7 @@ class _Build:
     def _index(self, number: int, source: SourceFile, turn: contextlib.ExitStack, permit: Permit) -> bool:
         """Finish one source; False if the indexer has to. Closes `turn` once it is parsed."""
         fingerprint = self._identity.source_fingerprints.get(source.path)
-        track: TrackIndex | None = None
-        if self._finished is not None and self._finished.has(source, fingerprint):
-            permit.acquire()
-            track = self._finished.find(source, fingerprint)
+        track = self._earlier(source, fingerprint, permit)
         if track is not None:
             turn.close()
             permit.end_parsing()
@@ -354,6 +334,16 @@ class _Build:
         self._keep(source, track)
         self._add(number, source, track)
         return True
+
+    def _earlier(self, source: SourceFile, fingerprint: str | None, permit: Permit) -> TrackIndex | None:
+        """The record of an earlier build, read with the permit; None if there is none."""
+        if self._finished is not None:
+            for read in self._finished.records(source, fingerprint):
+                permit.acquire()
+                track = read()
+                if track is not None:
+                    return track
+        return None
 
     def _keep(self, source: SourceFile, track: TrackIndex) -> None:
         if self._finished is not None:

@@ -19,6 +19,7 @@ under the same root, or a root that is pinned to a commit.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -34,6 +35,7 @@ import zstandard
 from lrstream.errors import SidecarError
 from lrstream.mp4.track import SampleTable, TrackIndex
 from lrstream.sidecar.appended import AppendedFile
+from lrstream.sidecar.finished import Record
 from lrstream.sidecar.identity import SidecarIdentity, SourceFile
 from lrstream.sidecar.install import storage_errors
 from lrstream.sidecar.manifest import parse_entry, source_entry
@@ -99,29 +101,27 @@ class JournalRecords:
     def __len__(self) -> int:
         return len(self._places)
 
-    def has(self, source: SourceFile, fingerprint: str | None, *, is_pinned: bool) -> bool:
-        """Whether there is a record of a source whose content is known to be the same now."""
+    def find(self, source: SourceFile, fingerprint: str | None, *, is_pinned: bool) -> Record | None:
+        """How to read the record of a source; None if there is none, or its content may be another now."""
         place = self._places.get(source.path)
         if place is None or place.fingerprint != fingerprint or source.size not in (None, place.size):
-            return False
-        return fingerprint is not None or is_pinned
-
-    def find(self, source: SourceFile, fingerprint: str | None, *, is_pinned: bool) -> TrackIndex | None:
-        """The record of a source if its content is known to be the same now."""
-        if not self.has(source, fingerprint, is_pinned=is_pinned):
             return None
-        place = self._places[source.path]
-        try:
-            return _decode(self._frame(place.start, place.length), source.path)
-        except (SidecarError, zstandard.ZstdError, ValueError, OSError) as error:
-            logger.warning("The record of %s in %s is not used: %s", source.path, self.path, error)
+        if fingerprint is None and not is_pinned:
             return None
+        return functools.partial(self._read, source.path, place)
 
     def close(self) -> None:
         """Release the file."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+    def _read(self, path: str, place: _Place) -> TrackIndex | None:
+        try:
+            return _decode(self._frame(place.start, place.length), path)
+        except (SidecarError, zstandard.ZstdError, ValueError, OSError) as error:
+            logger.warning("The record of %s in %s is not used: %s", path, self.path, error)
+            return None
 
     def _scan(self, data_root: str) -> None:
         frames = self._frames()
@@ -191,12 +191,8 @@ class BuildJournal:
         """Sources that a build after this one would not have to read."""
         return self.num_found + self._num_kept
 
-    def has(self, source: SourceFile, fingerprint: str | None) -> bool:
-        """Whether the interrupted build has read this source, and its content is the same."""
-        return self._records.has(source, fingerprint, is_pinned=self._identity.is_pinned)
-
-    def find(self, source: SourceFile, fingerprint: str | None) -> TrackIndex | None:
-        """The record of this source from the interrupted build, if its content is the same."""
+    def find(self, source: SourceFile, fingerprint: str | None) -> Record | None:
+        """How to read this source's record of the interrupted build, if its content is the same."""
         return self._records.find(source, fingerprint, is_pinned=self._identity.is_pinned)
 
     def keep(self, track: TrackIndex, fingerprint: str | None) -> None:

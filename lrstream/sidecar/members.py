@@ -249,17 +249,17 @@ def check_samples(samples: SampleTable, path: str, file_size: int) -> None:
         ("sync_samples", samples.sync_samples, 0, samples.num_samples - 1),
     )
     for name, values, low, high in limits:
-        if int(values.min()) < low or int(values.max()) > high:
+        if not _are_within(values, low, high):
             wrong = (values < low) | (values > high)
             raise _contradiction(path, name, values, wrong, f"a value from {low} to {high}")
     # Both terms are bounded now, so the sum cannot wrap.
-    beyond = samples.offsets_bytes + samples.sizes_bytes > file_size
-    if beyond.any():
+    ends = samples.offsets_bytes + samples.sizes_bytes
+    if int(ends.max()) > file_size:
         raise _contradiction(
             path,
             "sample_offsets",
             samples.offsets_bytes,
-            beyond,
+            ends > file_size,
             f"an end within the file's {file_size} bytes",
         )
     unsorted = samples.sync_samples[1:] <= samples.sync_samples[:-1]
@@ -267,6 +267,17 @@ def check_samples(samples: SampleTable, path: str, file_size: int) -> None:
         raise _contradiction(
             path, "sync_samples", samples.sync_samples[1:], unsorted, "strictly increasing sample numbers"
         )
+
+
+def _are_within(values: NDArray[np.integer], low: int, high: int) -> bool:
+    """Whether all values are from `low` to `high`, in one look at them where that is enough.
+
+    Sources are checked while others are read, and those threads are in each other's way between two looks.
+    """
+    if low == 0 and values.dtype == np.int64:
+        # Taken without their signs, negative values are beyond every limit.
+        return int(values.view(np.uint64).max()) <= high
+    return low <= int(values.min()) and int(values.max()) <= high
 
 
 def _check_shapes(headers: Mapping[str, NpyHeader], path: str) -> None:

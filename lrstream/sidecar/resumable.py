@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from lrstream.layout.layout import DatasetLayout
 from lrstream.mp4.track import TrackIndex
 from lrstream.sidecar.build import BuildProgress, BuildReport, build_sidecar
 from lrstream.sidecar.elsewhere import SourceIndexer
+from lrstream.sidecar.finished import Record
 from lrstream.sidecar.identity import SidecarIdentity, SourceFile
 from lrstream.sidecar.journal import JOURNAL_SUFFIX, BuildJournal, JournalRecords, journal_path
 from lrstream.sidecar.lock import ProcessLock, lock_path
@@ -131,10 +133,13 @@ class _Finished:
         siblings: list[JournalRecords],
         sidecars: list[SidecarRecords],
     ) -> None:
-        self._is_pinned = identity.is_pinned
         self._journal = journal
-        self._siblings = siblings
         self._sidecars = sidecars
+        self._finders: list[Callable[[SourceFile, str | None], Record | None]] = []
+        if journal is not None:
+            self._finders.append(journal.find)
+        self._finders += [functools.partial(found.find, is_pinned=identity.is_pinned) for found in siblings]
+        self._finders += [_without_fingerprint(found) for found in sidecars]
 
     def announce(self, total: int) -> None:
         if self._journal is not None and self._journal.num_found:
@@ -146,31 +151,20 @@ class _Finished:
         for records in self._sidecars:
             logger.info("%d of %d video files are unchanged since %s.", len(records), total, records.path)
 
-    def has(self, source: SourceFile, fingerprint: str | None) -> bool:
-        return (
-            (self._journal is not None and self._journal.has(source, fingerprint))
-            or any(journal.has(source, fingerprint, is_pinned=self._is_pinned) for journal in self._siblings)
-            or any(source.path in records.unchanged for records in self._sidecars)
-        )
-
-    def find(self, source: SourceFile, fingerprint: str | None) -> TrackIndex | None:
-        if self._journal is not None:
-            track = self._journal.find(source, fingerprint)
-            if track is not None:
-                return track
-        for journal in self._siblings:
-            track = journal.find(source, fingerprint, is_pinned=self._is_pinned)
-            if track is not None:
-                return track
-        for records in self._sidecars:
-            track = records.find(source)
-            if track is not None:
-                return track
-        return None
+    def records(self, source: SourceFile, fingerprint: str | None) -> Iterator[Record]:
+        for find in self._finders:
+            read = find(source, fingerprint)
+            if read is not None:
+                yield read
 
     def keep(self, track: TrackIndex, fingerprint: str | None) -> None:
         if self._journal is not None:
             self._journal.keep(track, fingerprint)
+
+
+def _without_fingerprint(records: SidecarRecords) -> Callable[[SourceFile, str | None], Record | None]:
+    """Which sources of a sidecar are unchanged has been found out for all at once."""
+    return lambda source, fingerprint: records.find(source)
 
 
 def _sidecars(

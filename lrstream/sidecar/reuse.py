@@ -12,6 +12,7 @@ Where that cannot be told, the source is read.
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, cast
 from lrstream.errors import AccessError, LrstreamError, NotFoundError, SidecarError, TransferError
 from lrstream.mp4.track import TrackIndex
 from lrstream.sidecar.archive import ArchiveReader
+from lrstream.sidecar.finished import Record
 from lrstream.sidecar.identity import SidecarIdentity, SourceFile, cache_path, pinned_commit
 from lrstream.sidecar.journal import JOURNAL_SUFFIX, JournalRecords
 from lrstream.storage.relative_path import common_directory
@@ -67,10 +69,11 @@ class SidecarRecords:
     def __len__(self) -> int:
         return len(self.unchanged)
 
-    def find(self, source: SourceFile) -> TrackIndex | None:
-        """The record of a source, None if it has changed or the record is damaged."""
-        if source.path not in self.unchanged:
-            return None
+    def find(self, source: SourceFile) -> Record | None:
+        """How to read the record of a source, None if it has changed."""
+        return functools.partial(self._read, source) if source.path in self.unchanged else None
+
+    def _read(self, source: SourceFile) -> TrackIndex | None:
         try:
             track = self._reader.track(source.path)
         except SidecarError as error:

@@ -97,6 +97,8 @@ def server_message(response: urllib3.BaseHTTPResponse) -> str:
     return redact(" ".join(message.split()))[:_MAX_SHOWN_CHARACTERS]
 
 
+# What comes before the path: cheaper than taking the whole URL apart for each request.
+_SERVER = re.compile(r"[^/?#]*//[^/?#]*")
 _Send = Callable[..., urllib3.BaseHTTPResponse]
 
 
@@ -105,7 +107,7 @@ class _Managers:
 
     def __init__(self) -> None:
         self.by_proxy: dict[str, urllib3.PoolManager] = {}
-        self.by_server: dict[tuple[str, str], _Send] = {}
+        self.by_server: dict[str, _Send] = {}
 
 
 class HttpPool:
@@ -137,15 +139,16 @@ class HttpPool:
         Raises:
             urllib3.exceptions.HTTPError: No response arrived.
         """
-        parts = urlsplit(url)
         known = self._managers.get().by_server
-        server = (parts.scheme, parts.netloc)
-        # The environment is looked at once for each server: that takes longer than sending a request.
-        send = known.get(server)
-        if send is None:
-            send = known[server] = self._sender(parts, url)
+        match = _SERVER.match(url)
+        server = match[0] if match is not None else url
+        send = known.get(server) or self._sender(url)
         response = send("GET", url, headers=dict(headers), **self._options)
-        note_answer(url)
+        if server not in known:
+            # Once for each server that answers: the environment is looked at for a sender, and that takes
+            # longer than sending a request.
+            note_answer(url)
+            known[server] = send
         return response
 
     def release(self, response: urllib3.BaseHTTPResponse, *, reuse: bool) -> None:
@@ -168,7 +171,8 @@ class HttpPool:
             for manager in managers.by_proxy.values():
                 manager.clear()
 
-    def _sender(self, parts: SplitResult, url: str) -> _Send:
+    def _sender(self, url: str) -> _Send:
+        parts = urlsplit(url)
         manager = self._manager_for(parts)
         if isinstance(manager, urllib3.ProxyManager):
             return manager.urlopen

@@ -174,7 +174,8 @@ def _body(
         data = body.read(length)
     else:
         data = body.read(min(growth.first, length))
-        data += body.read(max(min(growth.stop_of(data, size), length) - len(data), 0))
+        if body.left:
+            data += body.read(max(min(growth.stop_of(data, size), length) - len(data), 0))
     if body.left <= _MAX_DRAINED_BYTES:
         body.read(body.left)
         body.end()
@@ -193,24 +194,25 @@ class _Body:
 
     def read(self, count: int) -> bytes:
         """The next `count` bytes."""
-        buffer = bytearray(count)
-        view = memoryview(buffer)
-        filled = 0
-        while filled < count:
-            piece = self._piece(min(_PIECE_BYTES, count - filled))
+        pieces: list[bytes] = []
+        missing = count
+        while missing:
+            piece = self._piece(min(_PIECE_BYTES, missing))
             if not piece:
                 raise RetryLater(
                     f"the reply of {host_of(self._url)} ended after {self._length - self.left} of "
                     f"{self._length} bytes"
                 )
-            view[filled : filled + len(piece)] = piece
-            filled += len(piece)
+            pieces.append(piece)
+            missing -= len(piece)
             self.left -= len(piece)
-        return bytes(buffer)
+        # Most replies come in one piece, which need not be copied.
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def end(self) -> None:
         """Require that nothing follows."""
-        if self._piece(1):
+        # Closed is what ended where its headers said.
+        if not self._response.closed and self._piece(1):
             raise _refused(
                 f"{self._what}: {host_of(self._url)} sent more than the {self._length} bytes of the range."
             )

@@ -314,7 +314,8 @@ class HttpByteSource:
         """Read the short body of a redirect; returns whether its connection can be used again."""
         try:
             response.read(_MAX_REDIRECT_BODY_BYTES)
-            return not response.read(1)
+            # Closed is what was read to its end.
+            return response.closed or not response.read(1)
         except urllib3.exceptions.HTTPError:
             return False
 
@@ -323,7 +324,9 @@ class HttpByteSource:
         location = response.headers.get("Location")
         if not location:
             raise TransferError(f"{what}: {describe_response(response, url)}, a redirect to nowhere.")
-        following = urljoin(url, location)
+        parts = urlsplit(location)
+        # A whole URL, the rule, is the target itself; joining takes as long as parsing a header.
+        following = location if parts.scheme and parts.netloc else urljoin(url, location)
         if urlsplit(following).scheme not in ("http", "https"):
             raise TransferError(f"{what}: redirected to {redact(following)}, which is not HTTP.")
         return following

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import multiprocessing
 import os
@@ -10,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from lrstream.mp4.track import TrackIndex
 from lrstream.sidecar import build as build_module
 from lrstream.sidecar.archive import ArchiveReader
 from lrstream.sidecar.build import BuildProgress, SourcesChangedError, build_sidecar
+from lrstream.sidecar.finished import Record
 from lrstream.sidecar.identity import SourceFile
 from lrstream.sidecar.resolve import build_locked
 from lrstream.sidecar.writer import EncodedSource, encode_source
@@ -271,11 +273,9 @@ class Kept:
     def __init__(self) -> None:
         self.tracks: dict[tuple[str, str | None], TrackIndex] = {}
 
-    def has(self, source: SourceFile, fingerprint: str | None) -> bool:
-        return (source.path, fingerprint) in self.tracks
-
-    def find(self, source: SourceFile, fingerprint: str | None) -> TrackIndex | None:
-        return self.tracks.get((source.path, fingerprint))
+    def records(self, source: SourceFile, fingerprint: str | None) -> Iterable[Record]:
+        key = source.path, fingerprint
+        return [functools.partial(self.tracks.get, key)] if key in self.tracks else []
 
     def keep(self, track: TrackIndex, fingerprint: str | None) -> None:
         self.tracks[track.file_path, fingerprint] = track

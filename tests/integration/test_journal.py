@@ -51,10 +51,11 @@ def fill(destination: Path, tracks: list[TrackIndex] = TRACKS, identity: Sidecar
 def found(destination: Path, identity: SidecarIdentity = IDENTITY) -> list[TrackIndex]:
     journal = BuildJournal(destination, identity)
     try:
-        records = [
+        readers = [
             journal.find(source, identity.source_fingerprints.get(source.path))
             for source in identity.source_files
         ]
+        records = [read() for read in readers if read is not None]
     finally:
         journal.close()
     return [record for record in records if record is not None]
@@ -222,7 +223,9 @@ def test_a_record_that_contradicts_itself_is_read_again(tmp_path: Path) -> None:
     records = JournalRecords(journal_path(destination), IDENTITY.data_root)
     assert len(records) == 1
     source, fingerprint = IDENTITY.source_files[0], IDENTITY.source_fingerprints[track.file_path]
-    assert records.find(source, fingerprint, is_pinned=False) is None
+    read = records.find(source, fingerprint, is_pinned=False)
+    assert read is not None
+    assert read() is None
     records.close()
 
 

@@ -10,9 +10,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lrstream.mp4.boxes import Box
+from lrstream.mp4.movie import read_movie
 from lrstream.mp4.span import Span
 from lrstream.mp4.synthesis import mini_mp4, mini_mp4_size, mini_mp4_time_offset_s
-from tests.support.media import Node, index, table, to_co64, to_stz2, with_moov_last
+from tests.support.media import Node, find, index, parse, table, to_co64, to_stz2, with_moov_last
 
 TIMESCALE = 1000
 DELTA = 40
@@ -144,6 +146,15 @@ def test_tables_expand_as_a_loop_does(movie: Movie) -> None:
     for number, duration in enumerate(movie.durations):
         assert samples.pts_s[number] == (decoded + movie.offsets_ticks[number]) / TIMESCALE
         decoded += duration
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(movies())
+def test_the_bounds_of_all_samples_are_those_of_each(movie: Movie) -> None:
+    moov = find(parse(movie.data), b"moov").to_bytes()
+    track = read_movie(Box("clip.mp4", "moov", 0, 8, memoryview(moov)[8:]), len(movie.data))
+    ends = [at + size for at, size in zip(movie.positions, movie.sizes, strict=True)]
+    assert (track.first_byte, track.stop_byte) == (min(movie.positions), max(ends))
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)

@@ -7,6 +7,7 @@ import json
 import pickle
 import random
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from lrstream.mp4.track import TrackIndex
 from lrstream.sidecar import writer as writer_module
 from lrstream.sidecar.archive import ArchiveReader, ArchiveWriter, write_archive
 from lrstream.sidecar.install import scratch_file
+from lrstream.sidecar.members import check_samples
 from lrstream.sidecar.writer import encode_source
 from lrstream.sidecar.zip_stream import ZipStream, deflate_member
 from tests.support.tracks import (
@@ -316,3 +318,25 @@ def test_a_member_cannot_claim_more_than_deflate_can_hold(archive: Path) -> None
     archive.write_bytes(bytes(data))
     with ArchiveReader(archive) as reader, pytest.raises(SidecarError, match="more than its"):
         reader.verify()
+
+
+@pytest.mark.parametrize(
+    "attribute", ["durations_ticks", "composition_offsets_ticks", "sizes_bytes", "offsets_bytes"]
+)
+@pytest.mark.parametrize("value", [-(2**63), -(2**31) - 1, -(2**31), -1, 0, 2**32 - 1, 2**32, 2**63 - 1])
+def test_each_value_is_held_against_its_limits(attribute: str, value: int) -> None:
+    track = make_tracks(1)[0]
+    low, high = {
+        "durations_ticks": (0, 2**32 - 1),
+        "composition_offsets_ticks": (-(2**31), 2**32 - 1),
+        "sizes_bytes": (0, 2**32 - 1),
+        "offsets_bytes": (0, 2**40),
+    }[attribute]
+    values = getattr(track.samples, attribute).copy()
+    values[len(values) // 2] = value
+    samples = replace(track.samples, **{attribute: values})
+    if low <= value <= high:
+        check_samples(samples, track.file_path, 2**40)
+    else:
+        with pytest.raises(SidecarError, match=f"has {value} at place"):
+            check_samples(samples, track.file_path, 2**40)

@@ -42,6 +42,7 @@ class PictureKind(NamedTuple):
         height: Pixels.
         colorspace: FFmpeg's ``AVColorSpace``.
         color_range: FFmpeg's ``AVColorRange``.
+        is_interlaced: Whether its rows are of two fields, which newer releases of PyAV convert one by one.
     """
 
     pixel_format: str
@@ -49,17 +50,25 @@ class PictureKind(NamedTuple):
     height: int
     colorspace: int
     color_range: int
+    is_interlaced: bool
 
 
 def kind_of(picture: av.VideoFrame) -> PictureKind:
     """What kind of picture this is."""
     return PictureKind(
-        picture.format.name, picture.width, picture.height, picture.colorspace, picture.color_range
+        picture.format.name,
+        picture.width,
+        picture.height,
+        picture.colorspace,
+        picture.color_range,
+        bool(picture.interlaced_frame),
     )
 
 
 class PlaneScaler:
     """Converts pictures of one kind, planar 4:2:0 or 4:2:2, to RGB planes. One thread at a time; not forked.
+
+    They are not interlaced.
 
     Args:
         kind: Of all pictures.

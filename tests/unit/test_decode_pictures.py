@@ -96,6 +96,30 @@ def test_where_a_stream_says_its_chroma_lies_makes_no_difference(location: int) 
         np.testing.assert_array_equal(out, rgb_of(picture))
 
 
+@pytest.mark.parametrize(("pixel_format", "height"), [("yuv420p", 96), ("yuv422p", 98), ("yuv444p", 96)])
+def test_fields_of_interlaced_pictures_keep_their_own_chroma(pixel_format: str, height: int) -> None:
+    """Newer releases of PyAV convert two fields one by one where the decoder says that there are two."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=30)
+        stream.width, stream.height, stream.pix_fmt, stream.thread_count = 128, height, pixel_format, 1
+        stream.options = {"x264-params": "interlaced=1:tff=1", "crf": "10"}
+        for seed in range(2):
+            container.mux(stream.encode(noise(pixel_format, 128, height, seed=seed)))
+        container.mux(stream.encode(None))
+    file.seek(0)
+    with av.open(file, "r") as written:
+        pictures_of_file = list(written.decode(video=0))
+    assert len(pictures_of_file) == 2
+    converter = PictureConverter()
+    # A stream may begin with pictures that are not interlaced.
+    for picture in (noise(pixel_format, 128, height), *pictures_of_file):
+        out = np.empty((3, height, 128), dtype=np.uint8)
+        converter.write_rgb(picture, out)
+        np.testing.assert_array_equal(out, rgb_of(picture))
+    assert all(picture.interlaced_frame for picture in pictures_of_file)
+
+
 def way_of(pixel_format: str, width: int, height: int) -> pictures._Way:
     return pictures._way_of(kind_of(noise(pixel_format, width, height)))
 

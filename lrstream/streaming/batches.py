@@ -95,8 +95,8 @@ class BatchMemory:
             others: Joins values that are no tensors; None = as PyTorch does, which walks into lists.
         """
         lease, first_row = _common_rows(samples)
-        if first_row and self._is_worker:
-            lease = None  # a slab is handed over as a whole
+        if lease is not None and (first_row < lease.num_stacked or (first_row and self._is_worker)):
+            lease = None  # stacked before, or of a slab that is handed over as a whole
         join = partial(_join, collate_map=collate_map, others=others)
         batch = None
         if lease is not None and lease.plan is None:
@@ -110,12 +110,12 @@ class BatchMemory:
             if not self._may_place or not stackable:
                 return _collate_plainly(samples, join)
             self._learn(samples, stackable, list(samples[0]))
-            # Where fields are gathered there is no row of them to be filled sample by sample.
-            if lease is None or lease.plan is not None or not lease.layout.fits(stackable):
-                num_rows = max(len(samples), 0 if self._layout is None else self._layout.num_rows)
-                lease, first_row = self._pool.take(BatchLayout.of(num_rows, stackable)), 0
+            # Never in the rows where they were made: whoever has looked at samples may still have these.
+            num_rows = max(len(samples), 0 if self._layout is None else self._layout.num_rows)
+            lease, first_row = self._pool.take(BatchLayout.of(num_rows, stackable)), 0
             batch = _stacked(samples, list(samples[0]), stackable, lease, first_row, join)
         assert lease is not None
+        lease.num_stacked = first_row + len(samples)
         return _Outgoing(batch, lease) if self._is_worker else batch
 
     def _gather(self, samples: Sequence[Sample], lease: Lease, join: _Join) -> dict[str, Any] | None:

@@ -214,6 +214,7 @@ class Lease:
         tensors: The same memory as tensors.
         packed: Rows of the samples, by `plan`; memory of its own.
         is_passing: Whether samples that nobody stacks must not keep it: what is taken from it is copied.
+        num_stacked: Of its first rows, which may be in batches that somebody has: not written again.
     """
 
     def __init__(
@@ -227,6 +228,7 @@ class Lease:
     ) -> None:
         self.layout = layout
         self.is_passing = is_passing
+        self.num_stacked = 0
         self.plan = plan
         self.packed: PackedRows | None = None if plan is None else np.empty(layout.num_rows, plan.dtype)
         self._pool = pool

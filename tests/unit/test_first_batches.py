@@ -180,3 +180,78 @@ def test_nothing_is_expected_of_samples_that_are_not_known_beforehand() -> None:
     placer = Placer(memory)
     assert all(placer.next(dict) is None for _ in range(10))
     assert placer.next() is None
+
+
+# -- samples that are kept, and stacked more than once ----------------------------------------------
+
+
+def other_picture(number: int) -> torch.Tensor:
+    return torch.full((3, 4, 6), 250 - number % 200, dtype=torch.uint8)
+
+
+@pytest.fixture(params=["first batches", "later batches", "worker"])
+def maker(request: pytest.FixtureRequest) -> Any:
+    """Makes the samples of one batch after the other."""
+    if request.param == "worker":
+        request.getfixturevalue("worker")
+    memory = BatchMemory()
+    placer = Placer(memory)
+    numbers = iter(range(1000))
+
+    def samples() -> tuple[list[Sample], list[int]]:
+        chosen = [next(numbers) for _ in range(4)]
+        return [make(number, memory, placer) for number in chosen], chosen
+
+    if request.param != "first batches":
+        for _ in range(3):
+            default_collate(samples()[0])
+    return samples
+
+
+def test_a_batch_keeps_its_values_when_its_samples_are_changed_and_stacked_again(maker: Any) -> None:
+    """As by a function that makes two views of its samples."""
+    for _ in range(3):
+        samples, numbers = maker()
+        plain = default_collate(samples)
+        for sample, number in zip(samples, numbers, strict=True):
+            sample["picture"] = other_picture(number)  # without a look at what it was
+        changed = default_collate(samples)
+        assert_equal(plain, numbers)
+        assert torch.equal(changed["picture"], torch.stack([other_picture(number) for number in numbers]))
+        assert changed["index"].tolist() == numbers
+
+
+def test_a_batch_keeps_its_values_when_pictures_of_its_samples_are_changed_in_place(maker: Any) -> None:
+    for _ in range(3):
+        samples, numbers = maker()
+        plain = default_collate(samples)
+        for sample in samples:
+            sample["picture"].fill_(9)
+        changed = default_collate(samples)
+        assert_equal(plain, numbers)
+        assert changed["picture"].eq(9).all()
+
+
+def test_batches_of_the_same_samples_do_not_share_memory(maker: Any) -> None:
+    for _ in range(3):
+        samples, numbers = maker()
+        batches_of_them = [default_collate(samples), default_collate(samples), default_collate(samples[1:3])]
+        for position, batch in enumerate(batches_of_them):
+            batch["picture"].fill_(position)
+        for position, batch in enumerate(batches_of_them):
+            assert batch["picture"].eq(position).all()
+            assert batch["index"].tolist() == (numbers[1:3] if position == 2 else numbers)
+
+
+def test_pictures_that_somebody_has_taken_are_not_written_over(maker: Any) -> None:
+    """A function that keeps the pictures, puts others in their place, and stacks."""
+    for _ in range(3):
+        samples, numbers = maker()
+        originals = [sample["picture"] for sample in samples]
+        for sample, number in zip(samples, numbers, strict=True):
+            sample["picture"] = other_picture(number)
+        batch = default_collate(samples)
+        originals[0][0, 0] = 3
+        assert torch.equal(batch["picture"], torch.stack([other_picture(number) for number in numbers]))
+        for number, original in zip(numbers, originals, strict=True):
+            assert original[1].eq(number).all()

@@ -143,9 +143,9 @@ class BatchMemory:
                     return None
             elif key in plan.keys:
                 lease.arrays[key][:size] = packed[key][:size]
-                batch[key] = _rows_of(lease, key, size)
+                batch[key] = lease.part(key, slice(size))
             elif key in filled:
-                batch[key] = _rows_of(lease, key, size)
+                batch[key] = lease.part(key, slice(size))
             else:
                 return None
         self._last_size = size
@@ -278,7 +278,7 @@ def _stacked(
     first, batch = samples[0].own_keys(), {}
     for key in keys:
         if key not in first:
-            batch[key] = _rows_of(lease, key, len(samples), first_row)
+            batch[key] = lease.part(key, slice(first_row, first_row + len(samples)))
             continue
         values = [sample[key] for sample in samples]
         batch[key] = _stack(values, lease, key, first_row) if key in stackable else join(values)
@@ -290,12 +290,7 @@ def _stack(values: Sequence[torch.Tensor], lease: Lease, key: str, first_row: in
     for row, value in zip(lease.rows_of(key)[first_row:], values, strict=False):
         if value is not row:
             row.copy_(value)
-    return _rows_of(lease, key, len(values), first_row)
-
-
-def _rows_of(lease: Lease, key: str, size: int, first_row: int = 0) -> torch.Tensor:
-    tensor = lease.tensors[key]
-    return tensor if size == lease.layout.num_rows else tensor[first_row : first_row + size]
+    return lease.part(key, slice(first_row, first_row + len(values)))
 
 
 def _fit(values: Sequence[Any], lease: Lease, key: str) -> bool:

@@ -88,7 +88,7 @@ class Sample(dict[str, Any]):
         filled, self.filled = self.filled, []
         for key in filled:
             if not dict.__contains__(self, key):
-                row = place.lease.rows_of(key)[place.row]
+                row = place.lease.part(key, place.row)
                 self[key] = row.clone() if is_copied else row
         if self.has_row:
             self.has_row = False

@@ -251,6 +251,15 @@ class Lease:
         rows = self._rows.get(key)
         return self._rows.setdefault(key, self.tensors[key].unbind(0)) if rows is None else rows
 
+    def part(self, key: str, rows: int | slice) -> torch.Tensor:
+        """Rows of a field, or one of them, as a tensor that may be given away.
+
+        Its storage is that of these rows alone: whoever saves, pickles or shares a tensor does so with all of
+        its storage, and sharing puts another memory in its place, where no decoder would write.
+        """
+        part: NDArray[Any] = self.arrays[key][rows, ...]
+        return torch.from_numpy(part)
+
     @property
     def is_sent(self) -> bool:
         """Whether another process has been told of it."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
 from lrstream.streaming import batches
-from lrstream.streaming.batches import BatchMemory, Placer, Sample
+from lrstream.streaming.batches import BatchMemory, Place, Placer, Sample
 
 FIRST_ROWS = batches._FIRST_ROWS
 
@@ -41,7 +41,10 @@ def values_of(number: int) -> dict[str, Any]:
 
 def make(number: int, memory: BatchMemory, placer: Placer) -> Sample:
     """A sample as the loader makes it: the picture in its row of the batch if there is one."""
-    place = placer.next(expected)
+    return made_at(placer.next(expected), number, memory)
+
+
+def made_at(place: Place | None, number: int, memory: BatchMemory) -> Sample:
     sample = Sample(memory, place)
     for key, value in values_of(number).items():
         if key == "picture" and place is not None:
@@ -121,14 +124,14 @@ def test_every_batch_of_a_worker_arrives(worker: BatchMemory, size: int, ahead: 
 def test_first_batches_are_stacked_where_they_were_made() -> None:
     memory = BatchMemory()
     addresses = []
+    row = 3 * 4 * 6
     for batch, numbers in run(memory, Placer(memory), [32, 32, 32], ahead=40):
         assert_equal(batch, numbers)
         addresses.append(batch["picture"].data_ptr())
-        kept = batch
-    row = 3 * 4 * 6
+        # What is saved, or sent to another process, is a storage as a whole.
+        assert batch["picture"].untyped_storage().nbytes() == 32 * row
     assert addresses[1] == addresses[0] + 32 * row
     assert addresses[2] == addresses[0] + 64 * row
-    assert kept["picture"].untyped_storage().nbytes() >= FIRST_ROWS * row
 
 
 def test_samples_that_nobody_stacks_own_their_memory() -> None:
@@ -255,3 +258,25 @@ def test_pictures_that_somebody_has_taken_are_not_written_over(maker: Any) -> No
         assert torch.equal(batch["picture"], torch.stack([other_picture(number) for number in numbers]))
         for number, original in zip(numbers, originals, strict=True):
             assert original[1].eq(number).all()
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["first batches", "later batches"])
+@pytest.mark.parametrize("is_stacked", [False, True], ids=["samples", "batches"])
+def test_what_is_shared_with_another_process_takes_no_other_rows_along(known: bool, is_stacked: bool) -> None:
+    """Sharing moves a storage, while the decoders write into the rows behind."""
+    memory = BatchMemory()
+    placer = Placer(memory)
+    first = 100  # memory that was used before may hold small numbers
+    if known:
+        for numbers in (range(4), range(4, 8)):
+            default_collate([make(number, memory, placer) for number in numbers])
+    samples = [make(number, memory, placer) for number in range(first, first + 3)]
+    place = placer.next(expected)
+    assert place is not None
+    for kept in [default_collate(samples)] if is_stacked else samples:
+        kept["picture"].share_memory_()
+    late = made_at(place, first + 3, memory)
+    assert_equal(default_collate([late]), [first + 3])
+    late = make(first + 4, memory, placer)
+    assert late["picture"].eq(first + 4).all()
+    assert_equal(default_collate(samples), list(range(first, first + 3)))

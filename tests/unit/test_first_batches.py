@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import pickle
 import sys
+import weakref
 from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -280,3 +281,43 @@ def test_what_is_shared_with_another_process_takes_no_other_rows_along(known: bo
     late = make(first + 4, memory, placer)
     assert late["picture"].eq(first + 4).all()
     assert_equal(default_collate(samples), list(range(first, first + 3)))
+
+
+# -- memory -----------------------------------------------------------------------------------------
+
+
+def slab_of(sample: Sample) -> weakref.ref[Any]:
+    """The memory that a sample was made in."""
+    assert sample.place is not None
+    return weakref.ref(sample.place.lease._loan.slab._private)
+
+
+def test_memory_of_first_samples_ends_with_the_last_batch_in_it() -> None:
+    memory = BatchMemory()
+    placer = Placer(memory)
+    numbers = iter(range(1000))
+
+    def batch() -> Any:
+        return default_collate([make(next(numbers), memory, placer) for _ in range(4)])
+
+    kept = batch()
+    before = [batch() for _ in range(2)]  # idle ones are enough for all that follow
+    first_bytes = FIRST_ROWS * 3 * 4 * 6
+    assert memory.num_bytes > first_bytes
+    assert_equal(kept, [0, 1, 2, 3])
+    del kept, before
+    for _ in range(5):
+        batch()
+    assert memory.num_bytes < first_bytes
+
+
+def test_memory_of_first_samples_ends_when_all_of_them_were_looked_at() -> None:
+    memory = BatchMemory()
+    placer = Placer(memory)
+    samples = [make(number, memory, placer) for number in range(5)]
+    slab = slab_of(samples[0])
+    del placer
+    for number, sample in enumerate(samples):
+        assert slab() is not None
+        assert sample["picture"].eq(number).all()
+    assert slab() is None

@@ -95,8 +95,8 @@ class BatchMemory:
             others: Joins values that are no tensors; None = as PyTorch does, which walks into lists.
         """
         lease, first_row = _common_rows(samples)
-        if first_row and self._is_worker:
-            lease = None  # a slab is handed over as a whole
+        if lease is not None and (first_row < lease.num_stacked or (first_row and self._is_worker)):
+            lease = None  # stacked before, or of a slab that is handed over as a whole
         join = partial(_join, collate_map=collate_map, others=others)
         batch = None
         if lease is not None and lease.plan is None:
@@ -110,12 +110,12 @@ class BatchMemory:
             if not self._may_place or not stackable:
                 return _collate_plainly(samples, join)
             self._learn(samples, stackable, list(samples[0]))
-            # Where fields are gathered there is no row of them to be filled sample by sample.
-            if lease is None or lease.plan is not None or not lease.layout.fits(stackable):
-                num_rows = max(len(samples), 0 if self._layout is None else self._layout.num_rows)
-                lease, first_row = self._pool.take(BatchLayout.of(num_rows, stackable)), 0
+            # Never in the rows where they were made: whoever has looked at samples may still have these.
+            num_rows = max(len(samples), 0 if self._layout is None else self._layout.num_rows)
+            lease, first_row = self._pool.take(BatchLayout.of(num_rows, stackable)), 0
             batch = _stacked(samples, list(samples[0]), stackable, lease, first_row, join)
         assert lease is not None
+        lease.num_stacked = first_row + len(samples)
         return _Outgoing(batch, lease) if self._is_worker else batch
 
     def _gather(self, samples: Sequence[Sample], lease: Lease, join: _Join) -> dict[str, Any] | None:
@@ -143,9 +143,9 @@ class BatchMemory:
                     return None
             elif key in plan.keys:
                 lease.arrays[key][:size] = packed[key][:size]
-                batch[key] = _rows_of(lease, key, size)
+                batch[key] = lease.part(key, slice(size))
             elif key in filled:
-                batch[key] = _rows_of(lease, key, size)
+                batch[key] = lease.part(key, slice(size))
             else:
                 return None
         self._last_size = size
@@ -278,7 +278,7 @@ def _stacked(
     first, batch = samples[0].own_keys(), {}
     for key in keys:
         if key not in first:
-            batch[key] = _rows_of(lease, key, len(samples), first_row)
+            batch[key] = lease.part(key, slice(first_row, first_row + len(samples)))
             continue
         values = [sample[key] for sample in samples]
         batch[key] = _stack(values, lease, key, first_row) if key in stackable else join(values)
@@ -290,12 +290,7 @@ def _stack(values: Sequence[torch.Tensor], lease: Lease, key: str, first_row: in
     for row, value in zip(lease.rows_of(key)[first_row:], values, strict=False):
         if value is not row:
             row.copy_(value)
-    return _rows_of(lease, key, len(values), first_row)
-
-
-def _rows_of(lease: Lease, key: str, size: int, first_row: int = 0) -> torch.Tensor:
-    tensor = lease.tensors[key]
-    return tensor if size == lease.layout.num_rows else tensor[first_row : first_row + size]
+    return lease.part(key, slice(first_row, first_row + len(values)))
 
 
 def _fit(values: Sequence[Any], lease: Lease, key: str) -> bool:

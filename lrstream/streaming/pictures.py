@@ -3,11 +3,11 @@
 RGB leaves FFmpeg's scaler as three planes (`gbrp`), which are channel-first already, and goes straight
 into the sample's tensor. That is exact only where the scaler uses the same arithmetic for `gbrp` and for
 `rgb24`, which is what LeRobot asks for. It does so for the usual 4:2:0 video whose width is a multiple of
-16, and for 4:4:4; elsewhere (98 pixels wide, ten bits, semi-planar, ...) the two differ, most visibly in
-how chroma is interpolated. `PictureConverter` therefore takes the planar way only for formats known to be
-exact, checks the claim once with noise on the machine it runs on, and otherwise converts to `rgb24`. The
-same check decides whether the scaler may be told where to write (`PlaneScaler`), or hands out a picture
-whose planes are copied.
+16, and for 4:4:4; elsewhere (98 pixels wide, ten bits, semi-planar, interlaced, ...) the two differ, most
+visibly in how chroma is interpolated. `PictureConverter` therefore takes the planar way only for formats
+known to be exact, checks the claim once with noise on the machine it runs on, and otherwise converts to
+`rgb24`. The same check decides whether the scaler may be told where to write (`PlaneScaler`), or hands out
+a picture whose planes are copied.
 """
 
 from __future__ import annotations
@@ -143,6 +143,8 @@ class PictureConverter:
 def _way_of(kind: PictureKind) -> _Way:
     """The fastest way that is exact, here and now: the scaler depends on the processor."""
     is_subsampled = kind.pixel_format in _PLANAR_SUBSAMPLED
+    if kind.is_interlaced:
+        return _Way.PACKED  # fields may have odd heights, and a picture of noise has none
     if is_subsampled and (kind.width % 16 or kind.height % 2):
         return _Way.PACKED
     if not is_subsampled and kind.pixel_format not in _PLANAR_FULL:
@@ -175,7 +177,7 @@ def _is_direct_exact(picture: av.VideoFrame, expected: NDArray[np.uint8]) -> boo
     out = memory[margin:-margin].reshape(expected.shape)
     try:
         PlaneScaler(kind_of(picture)).write(picture, out)
-    except OSError:
+    except (OSError, DecodeError):
         return False  # not this system's libraries
     margins = np.concatenate([memory[:margin], memory[-margin:]])
     return np.array_equal(out, expected) and bool((margins == _MARGIN_BYTE).all())

@@ -37,7 +37,7 @@ class Sample(dict[str, Any]):
 
     Attributes:
         memory: What stacks it; None = PyTorch.
-        place: Where its tensors are, as far as they fit.
+        place: Where its tensors are, as far as they fit; None where somebody has looked at them.
         plan: Of its numeric features that are not in windows; None = there are none.
         has_row: Whether these wait in `Lease.packed` of its place, and are no entries of the dictionary.
         filled: Keys whose tensors were written into the batch's row, and are no entries either.
@@ -75,21 +75,25 @@ class Sample(dict[str, Any]):
             self._add(rows, frame)
 
     def complete(self) -> None:
-        """Make tensors of what waits. Entries that somebody has added since stay as they are."""
+        """Make tensors of what waits. Entries that somebody has added since stay as they are.
+
+        The sample has no place afterwards: whoever looks may keep a row, which is not written again.
+        A row that is in a batch already is copied.
+        """
         place = self.place
         if place is None:
             return
+        self.place = None
+        is_copied = place.lease.is_passing or place.row < place.lease.num_stacked
         filled, self.filled = self.filled, []
         for key in filled:
             if not dict.__contains__(self, key):
-                row = place.lease.rows_of(key)[place.row]
-                self[key] = row.clone() if place.lease.is_passing else row
+                row = place.lease.part(key, place.row)
+                self[key] = row.clone() if is_copied else row
         if self.has_row:
             self.has_row = False
             assert place.lease.packed is not None
             self._add(place.lease.packed, place.row)
-        if place.lease.is_passing:
-            self.place = None
 
     def _add(self, rows: PackedRows, number: int) -> None:
         assert self.plan is not None

@@ -42,6 +42,7 @@ class PictureKind(NamedTuple):
         height: Pixels.
         colorspace: FFmpeg's ``AVColorSpace``.
         color_range: FFmpeg's ``AVColorRange``.
+        is_interlaced: Whether its rows are of two fields, which newer releases of PyAV convert one by one.
     """
 
     pixel_format: str
@@ -49,17 +50,25 @@ class PictureKind(NamedTuple):
     height: int
     colorspace: int
     color_range: int
+    is_interlaced: bool
 
 
 def kind_of(picture: av.VideoFrame) -> PictureKind:
     """What kind of picture this is."""
     return PictureKind(
-        picture.format.name, picture.width, picture.height, picture.colorspace, picture.color_range
+        picture.format.name,
+        picture.width,
+        picture.height,
+        picture.colorspace,
+        picture.color_range,
+        bool(picture.interlaced_frame),
     )
 
 
 class PlaneScaler:
     """Converts pictures of one kind, planar 4:2:0 or 4:2:2, to RGB planes. One thread at a time; not forked.
+
+    They are not interlaced.
 
     Args:
         kind: Of all pictures.
@@ -150,15 +159,25 @@ def _declared(function: Any, result: Any, *arguments: Any) -> Any:
 
 def _loaded_library(name: str) -> ctypes.CDLL:
     """One of FFmpeg's libraries, the copy that PyAV has loaded: there may be others in the process."""
-    folder = Path(av.__file__).parent
+    return ctypes.CDLL(
+        _path_of(name, Path("/proc/self/maps").read_bytes(), Path(av.__file__).resolve().parent)
+    )
+
+
+def _path_of(name: str, maps: bytes, package: Path) -> str:
+    """Where the library of a package lies, by the system's list of mapped files.
+
+    Raises:
+        OSError: That cannot be told.
+    """
+    # Names of files, of which any may be mapped, need not be text.
     paths = {
-        line.split(maxsplit=5)[5].rstrip("\n")
-        for line in Path("/proc/self/maps").read_text().splitlines()
-        if f"/lib{name}" in line
+        os.fsdecode(line.split(maxsplit=5)[5]) for line in maps.split(b"\n") if f"/lib{name}".encode() in line
     }
     # PyAV's wheels bring their own, beside the package; otherwise they are the system's.
-    own = {path for path in paths if os.path.commonpath([path, folder.parent]) == str(folder.parent)}
+    places = package, package.with_name(f"{package.name}.libs")
+    own = {path for path in paths if any(Path(path).is_relative_to(place) for place in places)}
     found = own or paths
     if len(found) != 1:
         raise OSError(f"{len(found)} copies of lib{name} are loaded, expected 1.")
-    return ctypes.CDLL(found.pop())
+    return found.pop()

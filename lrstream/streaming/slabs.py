@@ -176,6 +176,10 @@ class _Slab:
         else:
             self._private = np.empty(num_bytes, dtype=np.uint8)
 
+    def free(self) -> None:
+        """Give private memory back to the system as soon as no array of it is left."""
+        del self._private
+
     def view(self) -> NDArray[np.uint8]:
         """A new array over the whole block; its end is the end of all that was made from it."""
         if self._mapping is None:
@@ -199,6 +203,7 @@ class _Loan:
     """What is known of a slab in use when the last reference to its memory has gone."""
 
     slab: _Slab
+    is_passing: bool
     is_sent: bool = False
 
 
@@ -213,7 +218,9 @@ class Lease:
         arrays: ``(num_rows, *shape)`` by key.
         tensors: The same memory as tensors.
         packed: Rows of the samples, by `plan`; memory of its own.
-        is_passing: Whether samples that nobody stacks must not keep it: what is taken from it is copied.
+        is_passing: Whether samples that nobody stacks must not keep it: what is taken from it is copied. Its
+            memory is private and not used again.
+        num_stacked: Of its first rows, which may be in batches that somebody has: not written again.
     """
 
     def __init__(
@@ -227,12 +234,13 @@ class Lease:
     ) -> None:
         self.layout = layout
         self.is_passing = is_passing
+        self.num_stacked = 0
         self.plan = plan
         self.packed: PackedRows | None = None if plan is None else np.empty(layout.num_rows, plan.dtype)
         self._pool = pool
         self._batch = batch
         memory = slab.view()
-        self._loan = _Loan(slab)
+        self._loan = _Loan(slab, is_passing)
         weakref.finalize(memory, pool._give_back, self._loan).atexit = False
         all_rows = dict.fromkeys((field.key for field in layout.fields), layout.num_rows)
         self.arrays = layout.arrays(memory, all_rows)
@@ -248,6 +256,15 @@ class Lease:
         """A field's memory as one tensor for each sample, always the same objects; made when asked for."""
         rows = self._rows.get(key)
         return self._rows.setdefault(key, self.tensors[key].unbind(0)) if rows is None else rows
+
+    def part(self, key: str, rows: int | slice) -> torch.Tensor:
+        """Rows of a field, or one of them, as a tensor that may be given away.
+
+        Its storage is that of these rows alone: whoever saves, pickles or shares a tensor does so with all of
+        its storage, and sharing puts another memory in its place, where no decoder would write.
+        """
+        part: NDArray[Any] = self.arrays[key][rows, ...]
+        return torch.from_numpy(part)
 
     @property
     def is_sent(self) -> bool:
@@ -318,12 +335,17 @@ class SlabPool:
             return Lease(self, slab, layout, self._num_batches, plan, is_passing)
 
     def _give_back(self, loan: _Loan) -> None:
+        if loan.is_passing:
+            loan.slab.free()  # it is larger than those of batches, of which there may be no need any more
         self._dropped.append(loan)
 
     def _collect(self) -> None:
         while self._dropped:
             loan = self._dropped.popleft()
-            (self._abroad if loan.is_sent else self._idle).append(loan.slab)
+            if loan.is_passing:
+                self._forget(loan.slab)
+            else:
+                (self._abroad if loan.is_sent else self._idle).append(loan.slab)
         abroad, self._abroad = self._abroad, []
         for slab in abroad:
             state = slab.state

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import math
+import mmap
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import av
@@ -17,7 +20,7 @@ from PIL import Image
 
 from lrstream.errors import DecodeError, UsageError
 from lrstream.layout.info import DepthParameters
-from lrstream.streaming import pictures
+from lrstream.streaming import pictures, scaler
 from lrstream.streaming.pictures import (
     PictureConverter,
     convert_depth_unit,
@@ -96,6 +99,30 @@ def test_where_a_stream_says_its_chroma_lies_makes_no_difference(location: int) 
         np.testing.assert_array_equal(out, rgb_of(picture))
 
 
+@pytest.mark.parametrize(("pixel_format", "height"), [("yuv420p", 96), ("yuv422p", 98), ("yuv444p", 96)])
+def test_fields_of_interlaced_pictures_keep_their_own_chroma(pixel_format: str, height: int) -> None:
+    """Newer releases of PyAV convert two fields one by one where the decoder says that there are two."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=30)
+        stream.width, stream.height, stream.pix_fmt, stream.thread_count = 128, height, pixel_format, 1
+        stream.options = {"x264-params": "interlaced=1:tff=1", "crf": "10"}
+        for seed in range(2):
+            container.mux(stream.encode(noise(pixel_format, 128, height, seed=seed)))
+        container.mux(stream.encode(None))
+    file.seek(0)
+    with av.open(file, "r") as written:
+        pictures_of_file = list(written.decode(video=0))
+    assert len(pictures_of_file) == 2
+    converter = PictureConverter()
+    # A stream may begin with pictures that are not interlaced.
+    for picture in (noise(pixel_format, 128, height), *pictures_of_file):
+        out = np.empty((3, height, 128), dtype=np.uint8)
+        converter.write_rgb(picture, out)
+        np.testing.assert_array_equal(out, rgb_of(picture))
+    assert all(picture.interlaced_frame for picture in pictures_of_file)
+
+
 def way_of(pixel_format: str, width: int, height: int) -> pictures._Way:
     return pictures._way_of(kind_of(noise(pixel_format, width, height)))
 
@@ -120,18 +147,22 @@ def test_where_planar_differs_here_the_packed_way_is_taken(monkeypatch: pytest.M
     pictures._way_of.cache_clear()
 
 
-def refusing(scaler: PlaneScaler, kind: PictureKind) -> None:
+def refusing(_: PlaneScaler, kind: PictureKind) -> None:
     raise OSError("not here")
 
 
 def writing(change: Callable[[NDArray[Any]], None]) -> Callable[..., None]:
     write = PlaneScaler.write
 
-    def other(scaler: PlaneScaler, picture: av.VideoFrame, out: NDArray[Any]) -> None:
-        write(scaler, picture, out)
+    def other(scaling: PlaneScaler, picture: av.VideoFrame, out: NDArray[Any]) -> None:
+        write(scaling, picture, out)
         change(out)
 
     return other
+
+
+def nothing_written(out: NDArray[Any]) -> None:
+    raise DecodeError("libswscale wrote -38 of 96 rows")
 
 
 def off_by_one(out: NDArray[Any]) -> None:
@@ -144,8 +175,13 @@ def beyond_the_end(out: NDArray[Any]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "function"),
-    [("__init__", refusing), ("write", writing(off_by_one)), ("write", writing(beyond_the_end))],
-    ids=["absent", "different", "overrun"],
+    [
+        ("__init__", refusing),
+        ("write", writing(nothing_written)),
+        ("write", writing(off_by_one)),
+        ("write", writing(beyond_the_end)),
+    ],
+    ids=["absent", "refused", "different", "overrun"],
 )
 def test_where_writing_in_place_does_not_work_planes_are_copied(
     monkeypatch: pytest.MonkeyPatch, name: str, function: Callable[..., None]
@@ -158,6 +194,30 @@ def test_where_writing_in_place_does_not_work_planes_are_copied(
     np.testing.assert_array_equal(out, rgb_of(picture))
     assert pictures._way_of(kind_of(picture)) is pictures._Way.PLANAR
     pictures._way_of.cache_clear()
+
+
+def maps_of(*paths: bytes) -> bytes:
+    lines = [b"7f00-7f01 r-xp 00000000 fe:01 4711                       " + path for path in paths]
+    return b"\n".join([b"7f02-7f03 rw-p 00000000 00:00 0 ", *lines, b""])
+
+
+def test_of_several_copies_of_a_library_the_one_of_the_package_is_taken() -> None:
+    package = Path("/env/my packages/av")
+    own = b"/env/my packages/av.libs/libswscale-5e.so.9"
+    others = (b"/env/my packages/cv.libs/libswscale-5f.so.9", b"/usr/lib/libswscale.so.5")
+    assert scaler._path_of("swscale", maps_of(own, own, *others), package) == os.fsdecode(own)
+    assert scaler._path_of("swscale", maps_of(others[1]), package) == os.fsdecode(others[1])
+    for paths in (others, ()):
+        with pytest.raises(OSError, match=f"{len(paths)} copies of libswscale"):
+            scaler._path_of("swscale", maps_of(*paths), package)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere FFmpeg's libraries are not looked for")
+def test_a_mapped_file_whose_name_is_no_text_is_no_obstacle(tmp_path: Path) -> None:
+    with open(os.fsencode(tmp_path) + b"/\xff", "w+b") as file:
+        file.truncate(mmap.PAGESIZE)
+        with mmap.mmap(file.fileno(), mmap.PAGESIZE):
+            scaler._loaded_library("swscale")
 
 
 def test_arrays_that_are_not_contiguous_are_written_too() -> None:

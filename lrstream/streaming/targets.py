@@ -39,7 +39,8 @@ class CameraTarget:
         self._users: list[list[tuple[int, int]]] = []
         self.ranks: list[int]
         """The pictures to be decoded; the target counts them by their place in this list."""
-        if self._lengths == [1]:
+        if len(ranks) == 1 and len(set(ranks[0])) == len(ranks[0]):
+            # The usual case: each picture has one place, in the order in which they are asked for.
             self.ranks = ranks[0]
             return
         users: dict[int, list[tuple[int, int]]] = {}
@@ -61,7 +62,8 @@ class CameraTarget:
         if self._arrays is None:
             self._arrays = self._allocate(picture.height, picture.width)
         if not self._users:
-            self._write(picture, converter, self._arrays[0])
+            out = self._arrays[0]
+            self._write(picture, converter, out if self._lengths[0] == 1 else out[position])
             return
         first: NDArray[Any] | None = None
         for sample, place in self._users[position]:

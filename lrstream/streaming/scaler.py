@@ -29,6 +29,10 @@ _FULL_RANGE = 2  # AVCOL_RANGE_JPEG
 # Brightness, contrast and saturation that change nothing, as 16.16 fixed point.
 _NEUTRAL = (0, 1 << 16, 1 << 16)
 
+# Pixels up to which a conversion, some 20 microseconds, takes less time than to get the interpreter back from
+# other threads. Larger pictures let go of it.
+_MOST_HOLDING_PIXELS = 100_000
+
 _Pointers = ctypes.c_void_p * 4
 _Strides = ctypes.c_int * 4
 
@@ -79,7 +83,8 @@ class PlaneScaler:
 
     def __init__(self, kind: PictureKind) -> None:
         library = _library()
-        self._scale = library.scale
+        is_small = kind.width * kind.height <= _MOST_HOLDING_PIXELS
+        self._scale = library.scale_holding if is_small else library.scale
         self._kind = kind
         size = kind.width, kind.height
         source, target = library.pixel_format(kind.pixel_format), library.pixel_format("gbrp")
@@ -119,9 +124,14 @@ class PlaneScaler:
 
 @dataclass(frozen=True, slots=True)
 class _Library:
-    """Functions of libswscale and libavutil."""
+    """Functions of libswscale and libavutil, which let go of the interpreter.
+
+    Attributes:
+        scale_holding: `scale`, but it keeps the interpreter.
+    """
 
     scale: Any
+    scale_holding: Any
     get_context: Any
     free_context: Any
     get_coefficients: Any
@@ -134,12 +144,14 @@ class _Library:
 
 @cache
 def _library() -> _Library:
-    swscale, avutil = (_loaded_library(name) for name in ("swscale", "avutil"))
+    swscale, avutil = (ctypes.CDLL(_loaded_library(name)) for name in ("swscale", "avutil"))
     number, pointer = ctypes.c_int, ctypes.c_void_p
     picture = _Pointers, _Strides
+    scale = number, pointer, *picture, number, number, *picture
     try:
         return _Library(
-            _declared(swscale.sws_scale, number, pointer, *picture, number, number, *picture),
+            _declared(swscale.sws_scale, *scale),
+            _declared(ctypes.PyDLL(swscale._name).sws_scale, *scale),
             _declared(swscale.sws_getContext, pointer, *[number] * 7, *[pointer] * 3),
             _declared(swscale.sws_freeContext, None, pointer),
             _declared(swscale.sws_getCoefficients, pointer, number),
@@ -157,11 +169,9 @@ def _declared(function: Any, result: Any, *arguments: Any) -> Any:
     return function
 
 
-def _loaded_library(name: str) -> ctypes.CDLL:
-    """One of FFmpeg's libraries, the copy that PyAV has loaded: there may be others in the process."""
-    return ctypes.CDLL(
-        _path_of(name, Path("/proc/self/maps").read_bytes(), Path(av.__file__).resolve().parent)
-    )
+def _loaded_library(name: str) -> str:
+    """Path of one of FFmpeg's libraries, the copy that PyAV has loaded: there may be others here."""
+    return _path_of(name, Path("/proc/self/maps").read_bytes(), Path(av.__file__).resolve().parent)
 
 
 def _path_of(name: str, maps: bytes, package: Path) -> str:

@@ -81,6 +81,7 @@ class Checkpointer:
         self._loaded: Loaded | None = None
         self._num_loads = 0
         self._followed: LoaderState | None = None
+        self._num_followed = 0
         self._progress: PerProcess[list[Progress]] = PerProcess(list)
         # In shared memory, so that workers which live on between epochs see what the parent sets.
         self._shared = torch.zeros(_FIRST_WORKER + _MAX_WORKERS, dtype=torch.int64)
@@ -192,7 +193,7 @@ class Checkpointer:
         if batches is not None or samples is not None:
             return self._counted(batches, samples, numbers).to_dict()
         if self._followed is not None:
-            return self._followed.to_dict()
+            return self._followed.at_batch(self._followed.num_batches + self._num_followed).to_dict()
         if int(self._shared[_READERS]):
             raise UsageError(
                 f"Where {int(self._shared[_READERS])} DataLoader workers stand does not say what training "
@@ -279,9 +280,14 @@ class Checkpointer:
         check_compatible(state, replace(state, **numbers))
         return state
 
-    def follow(self, state: LoaderState | None) -> None:
-        """Take note of what training was given."""
-        self._followed = state
+    def follow(self, state: LoaderState | None, num_batches: int = 0) -> None:
+        """Take note of what training was given. Cheap, since training waits meanwhile.
+
+        Args:
+            state: Where its DataLoader began; None where batches are no position.
+            num_batches: Batches that it gave since then.
+        """
+        self._followed, self._num_followed = state, num_batches
 
     # -- loading ----------------------------------------------------------------------------------
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lrstream.errors import UsageError
+from lrstream.streaming.ahead import BatchesAhead
 from lrstream.streaming.checkpoint import Checkpointer
 
 if TYPE_CHECKING:
@@ -38,14 +41,15 @@ def refuse_sharding(dataset: object) -> None:
 
 
 def follow_batches(
-    dataset: ResumableDataset, checkpoint: Checkpointer, loader: Iterable[Batch]
-) -> Iterator[Batch]:
+    dataset: ResumableDataset, checkpoint: Checkpointer, loader: Iterable[Batch], ahead: int
+) -> Generator[Batch]:
     """The batches of `loader`, each noted in `checkpoint` and the dataset's metrics when it is handed out.
 
     Args:
         dataset: What the DataLoader reads.
         checkpoint: Of the dataset.
         loader: A DataLoader.
+        ahead: Batches that a thread takes from it in advance.
     """
     source: Any = loader
     refuse_sharding(getattr(source, "dataset", None))
@@ -62,20 +66,42 @@ def follow_batches(
     # Checked here and not at the first batch, so that the error is where the call is.
     state = checkpoint.first_followed(numbers)
     dataset.partition_report(**numbers)
-    return _follow(dataset, checkpoint, state, iter(loader))
+    _check_ahead(ahead, source, is_position_known=state is not None)
+    return _follow(dataset, checkpoint, state, iter(loader), ahead)
+
+
+def _check_ahead(ahead: int, loader: Any, *, is_position_known: bool) -> None:
+    """Refuse batches in advance where a position would count them although training never saw them."""
+    if not isinstance(ahead, int) or isinstance(ahead, bool) or ahead < 0:
+        raise UsageError(f"ahead is {ahead!r}, expected a number of batches, 0 or more.")
+    if ahead == 0:
+        return
+    if hasattr(loader, "state_dict"):
+        raise UsageError(
+            f"The state of {type(loader).__name__} counts batches when they are taken from it, so with "
+            f"ahead={ahead} it would skip those that training has not got yet.",
+            hint="Leave `ahead` out, or use PyTorch's own DataLoader and save dataset.state_dict().",
+        )
+    if loader.num_workers == 0 and not is_position_known:
+        raise UsageError(
+            f"With repeat=True and without workers the dataset counts its samples when they are made, so "
+            f"with ahead={ahead} a saved position would skip those that training has not got yet.",
+            hint="Leave `ahead` out, use workers, or repeat=False and set_epoch.",
+        )
 
 
 def _follow(
-    dataset: ResumableDataset, checkpoint: Checkpointer, state: Any, batches: Iterator[Batch]
-) -> Iterator[Batch]:
+    dataset: ResumableDataset, checkpoint: Checkpointer, state: Any, batches: Iterator[Batch], ahead: int
+) -> Generator[Batch]:
     checkpoint.follow(state)
-    while True:
-        started_s = time.perf_counter()
-        batch = next(batches, None)
-        if batch is None:
-            return
-        dataset._metrics().add_batch(time.perf_counter() - started_s)
-        if state is not None:
-            state = state.at_batch(state.num_batches + 1)
-            checkpoint.follow(state)
-        yield batch
+    with contextlib.ExitStack() as stack:
+        if ahead:
+            batches = stack.enter_context(contextlib.closing(BatchesAhead(batches, ahead)))
+        for num_batches in itertools.count(1):
+            started_s = time.perf_counter()
+            batch = next(batches, None)
+            if batch is None:
+                return
+            dataset._metrics().add_batch(time.perf_counter() - started_s)
+            checkpoint.follow(state, num_batches)
+            yield batch

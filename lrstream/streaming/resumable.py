@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -65,17 +65,24 @@ class ResumableDataset(IterableDataset[Sample]):
         """The epoch of the next iteration."""
         return self._checkpoint.epoch
 
-    def follow(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+    def follow(self, loader: Iterable[Batch], *, ahead: int = 0) -> Generator[Batch]:
         """The batches of a DataLoader of this dataset, counted as training gets them.
 
         So `state_dict()` knows the position whatever waits in workers, and `metrics()` how long training
         waited for batches. A loaded state is checked against the DataLoader's numbers.
 
+        Args:
+            loader: The DataLoader.
+            ahead: Batches that a thread of this process takes from it while training works on an earlier
+                one, so that handing over (and without workers, stacking) costs training no time. They take
+                their memory besides. Ending the iteration waits for the one that is being taken.
+
         Raises:
             UsageError: The DataLoader is of another dataset (also one that shares this one out among
-                ranks once more), or has other numbers than a loaded state.
+                ranks once more), or has other numbers than a loaded state; `ahead` is negative, or the
+                position is counted elsewhere (StatefulDataLoader; repeat=True without workers).
         """
-        return follow_batches(self, self._checkpoint, loader)
+        return follow_batches(self, self._checkpoint, loader, ahead)
 
     def state_dict(
         self,

@@ -1,5 +1,7 @@
 """A consumer for ``latency_figures``, in a process of its own: ``python -m ...latency_consumer SOURCE N``.
 
+N is the number of workers.
+
 Not in the process of the tests' configuration, which keeps the Hub out of reach.
 """
 
@@ -8,6 +10,8 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -38,17 +42,12 @@ def train(source: str, num_workers: int) -> dict[str, Any]:
         num_cameras = sum(key.startswith("observation.images.") for key in first)
         ranges = num_cameras * min(POOL, dataset.num_episodes)
     step_s = BATCH / (0.8 * rate)
-    with StreamingLeRobotDataset(source, **options) as dataset:
-        batches = iter(DataLoader(dataset, batch_size=BATCH, num_workers=num_workers))
-        next(batches)
-        waits, begun = [], time.monotonic()
-        while True:
-            time.sleep(step_s)
-            asked = time.monotonic()
-            if next(batches, None) is None:
-                break
-            waits.append(time.monotonic() - asked)
-        total_s = asked - begun
+    paced = {}
+    for ahead in (0, 1):
+        with StreamingLeRobotDataset(source, **options) as dataset:
+            loader = DataLoader(dataset, batch_size=BATCH, num_workers=num_workers)
+            with closing(dataset.follow(loader, ahead=ahead)) as followed:
+                paced[f"{ahead} ahead"] = _at_a_pace(followed, step_s)
     return {
         "started": started,
         "ranges_of_pool": ranges,
@@ -56,8 +55,24 @@ def train(source: str, num_workers: int) -> dict[str, Any]:
         "samples_per_s": round(rate, 1),
         "step_ms": round(1e3 * step_s, 1),
         "first_batch_s": round(first_s, 3),
+        **paced,
+    }
+
+
+def _at_a_pace(batches: Iterator[Any], step_s: float) -> dict[str, Any]:
+    """Waits of a training whose steps take so long, from the second batch on."""
+    next(batches)
+    waits, begun = [], time.monotonic()
+    while True:
+        time.sleep(step_s)
+        asked = time.monotonic()
+        if next(batches, None) is None:
+            break
+        waits.append(time.monotonic() - asked)
+    total_s = asked - begun
+    return {
         "wait_over_step_time": round(sum(waits) / total_s, 5),
-        "wait_ms_p50_p99_max": [round(1e3 * float(x), 2) for x in np.percentile(waits, (50, 99, 100))],
+        "wait_ms_p50_p99_max": [round(1e3 * float(x), 3) for x in np.percentile(waits, (50, 99, 100))],
     }
 
 

@@ -5,7 +5,8 @@ Two parts, named as arguments, both without any:
 - ``build``: indexing videos of 600 and of 6,000 frames on the loopback Hub when every range of a video takes
   20 ms, by 1 to 16 workers, with the processor time of the build and of the server, which is another process;
 - ``train``: an epoch from the loopback Hub with 50 ms for each range, by a consumer that takes 80 % of what
-  the loader can deliver. ``train DIRECTORY`` reads another dataset than the one that is written for it.
+  the loader can deliver, with and without a batch taken ahead. ``train DIRECTORY`` reads another dataset
+  than the one that is written for it.
 
 One line of JSON for each part, with the load of the machine; nothing is asserted about times.
 """
@@ -78,7 +79,7 @@ def train_part(directory: Path, root: Path | None = None) -> dict[str, Any]:
         cameras = tuple(
             DemoCamera(f"observation.images.{name}", 240, 320, codec="av1") for name in ("a", "b")
         )
-        root = write_dataset(directory / "train", DemoSpec((120,) * 16, cameras, fps=30)).root
+        root = write_dataset(directory / "train", DemoSpec((240,) * 48, cameras, fps=30)).root
     with LoopbackHub.start() as hub:
         hub.create_dataset("robots/pick", root)
         done = run_process("build", "robots/pick", "--json", env=hub.env(hub.read_token))

@@ -213,8 +213,8 @@ loader = DataLoader(dataset, batch_size=2, num_workers=int(sys.argv[2]), **optio
 batches = dataset.follow(loader, ahead=2)
 next(batches)
 print("begun", flush=True)
-if sys.argv[3] == "wait":
-    time.sleep(60)
+while sys.argv[3] == "wait":
+    time.sleep(0.05)  # short, since a signal that comes just before it does not end it
 """
 
 

@@ -108,6 +108,16 @@ def build(
             show_default=True,
         ),
     ] = 16,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            "--processes",
+            metavar="N",
+            min=1,
+            max=256,
+            help="Processes that share --workers; by default 1 for few files, else by processors.",
+        ),
+    ] = None,
     scheduler: Annotated[
         str | None,
         typer.Option(
@@ -187,6 +197,7 @@ def build(
             resume=not no_resume,
             base=base,
             scheduler=scheduler,
+            processes=processes,
             lock_timeout_s=lock_timeout,
             checksums=checksums,
             progress=progress,

@@ -53,6 +53,7 @@ changed are taken from an earlier sidecar of the dataset, if the cache or what i
 With --shard I/N only every N-th file is indexed. Such builds know nothing of each other, so that N jobs
 can run at once on N machines; `lrstream convert --merge` makes the sidecar of their results.
 
+Several processes of this machine share the files where there are many (--processes).
 With --scheduler the files are indexed by the processes of a Dask cluster, and this one writes the sidecar.
 """,
     (

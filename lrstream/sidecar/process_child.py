@@ -1,8 +1,8 @@
 """The process that indexes sources for a build on the same machine (`lrstream.sidecar.processes`).
 
-What it is to do arrives at its standard input, what it has done leaves at its standard output: pickled
-messages behind their length, between two processes of one release that one user has started. It ends when
-its input does, also where whoever started it was killed.
+What it is to do arrives at its standard input, what it has done leaves at what was its standard output:
+pickled messages behind their length, between two processes of one release that one user has started. It ends
+when its input does, also where whoever started it was killed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import signal
 import struct
 import threading
 import traceback
@@ -82,13 +81,13 @@ def read_message(file: BinaryIO) -> Any:
     return pickle.loads(data) if len(data) == length else None
 
 
-def main() -> None:
-    """Index what arrives, until nothing does any more. Does not return."""
-    # Ctrl-C is for whoever started this, and ends the input.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    answers = _Answers(os.dup(1))
-    # Whatever else is printed must not get between the answers.
-    os.dup2(2, 1)
+def main(descriptor: int) -> None:
+    """Index what arrives at standard input, until nothing does any more. Does not return.
+
+    Args:
+        descriptor: Where the answers go.
+    """
+    answers = _Answers(descriptor)
     status = 0
     try:
         _serve(os.fdopen(0, "rb", closefd=False), answers)

@@ -45,11 +45,12 @@ _LEAST_VIDEOS = 512
 _LEAST_WORKERS = 4
 _MOST_DEATHS = 2
 _END_TIMEOUT_S = 2.0
-# With the path of this process, and no other: `-m` would look into the current directory first.
+# Nothing that is printed, by whatever is imported, gets between the answers. The path is that of this
+# process, and no other: `-m` would look into the current directory first.
 _PROGRAM = (
-    "import json, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
-    "sys.path[:] = json.loads(sys.argv[1]); "
-    "from lrstream.sidecar.process_child import main; main()"
+    "import json, os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    "answers = os.dup(1); os.dup2(2, 1); sys.path[:] = json.loads(sys.argv[1]); "
+    "from lrstream.sidecar.process_child import main; main(answers)"
 )
 
 

@@ -157,7 +157,7 @@ def benchmark_build(
     count = len(paths) if options.videos is None else min(options.videos, len(paths))
     wanted = [paths[number * len(paths) // count] for number in range(count)]
     opened = open_store(layout.store.location, connections=options.connections)
-    processes = options.processes or automatic_processes(options.workers, count)
+    processes = options.processes or automatic_processes(options.workers, count, opened.location)
     store = _TimedStore(opened)
     started_s = time.perf_counter()
     identity = request_identity(cast(DatasetStore, store), layout).narrowed(wanted)

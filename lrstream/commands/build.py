@@ -147,9 +147,8 @@ def build_dataset(
     origin: Origin | None = "built"
     path: Path | None = output
     if processes is None:
-        processes = automatic_processes(
-            workers, len(files) if shard is None else len(all_files) // shard.count
-        )
+        count = len(files) if shard is None else len(all_files) // shard.count
+        processes = automatic_processes(workers, count, dataset.store.location)
     with _indexer(scheduler, processes, workers, resume=resume) as indexer:
         options = BuildOptions(resume=resume, base=base, indexer=indexer)
         forced = replace(options, reuse=False) if force else options

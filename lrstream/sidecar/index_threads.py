@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from lrstream.mp4.track import TrackIndex
 from lrstream.sidecar.elsewhere import Work
 from lrstream.sidecar.index_source import MoovSizes
-from lrstream.sidecar.index_work import SourceResult, expect_listed, index_work
+from lrstream.sidecar.index_work import SourceResult, index_work
 from lrstream.sidecar.journal import pack_record
 from lrstream.sidecar.permit import Permit, Permits
 from lrstream.storage.store import DatasetStore
@@ -60,7 +60,6 @@ class IndexThreads:
 
     def add(self, works: Sequence[Work]) -> None:
         """Let these be indexed."""
-        expect_listed(self._store, works)
         for work in works:
             self._waiting.put(work)
 

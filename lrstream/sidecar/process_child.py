@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO, NamedTuple
 
 from lrstream.sidecar.index_threads import IndexThreads
-from lrstream.sidecar.index_work import SourceResult, StoreCounts
+from lrstream.sidecar.index_work import SourceResult, StoreCounts, expect_listed
 from lrstream.storage.portable import PortableStore
 
 __all__ = ["ChildJob", "Indexed", "Logged", "Raised", "main", "packed_message", "read_message"]
@@ -151,4 +151,5 @@ def _serve(questions: BinaryIO, answers: _Answers) -> None:
         access=job.store.access,
     )
     while (works := read_message(questions)) is not None:
+        expect_listed(store, works)
         threads.add(works)

@@ -33,6 +33,7 @@ from lrstream.sidecar.process_child import (
     packed_message,
     read_message,
 )
+from lrstream.storage.location import Location
 from lrstream.storage.portable import PortableStore
 from lrstream.storage.store import DatasetStore
 
@@ -60,14 +61,16 @@ class IndexProcessError(TransferError):
     code = "index-process"
 
 
-def automatic_processes(workers: int, num_videos: int) -> int:
+def automatic_processes(workers: int, num_videos: int, location: Location) -> int:
     """How many processes index so many videos best, on this machine; 1 = threads of the one that asks.
 
     Args:
         workers: Videos read at the same time.
         num_videos: Videos.
+        location: Where they are.
     """
-    if num_videos < _LEAST_VIDEOS:
+    # Another process sees other memory.
+    if num_videos < _LEAST_VIDEOS or location.root.startswith("memory:") or not sys.executable:
         return 1
     has_affinity = hasattr(os, "sched_getaffinity")
     processors = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
@@ -163,11 +166,11 @@ class _Child(_Member):
     def __init__(self, job: ChildJob, answers: _Answers) -> None:
         super().__init__(job.workers)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, json.dumps(sys.path)],
+            [sys.executable, "-c", _PROGRAM, json.dumps([p for p in sys.path if isinstance(p, str)])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # Signals of the terminal are for this process alone.
-            process_group=0 if os.name == "posix" else None,
+            # Signals of the terminal are for the process that builds alone.
+            start_new_session=True,
         )
         self._answers = answers
         self._thread = threading.Thread(target=self._receive, name="lrstream-processes", daemon=True)
@@ -233,7 +236,13 @@ class _Run:
         """Start one more process."""
         level = logging.getLogger("lrstream").getEffectiveLevel()
         job = ChildJob(self._portable, workers, self._packs_records, level)
-        self._children.append(_Child(job, self._answers))
+        try:
+            self._children.append(_Child(job, self._answers))
+        except OSError as error:
+            raise IndexProcessError(
+                f"A process that indexes videos cannot be started: {error}.",
+                hint="Run the same command again with --processes 1.",
+            ) from error
 
     def start_here(self, workers: int) -> None:
         """Let this process have a share."""

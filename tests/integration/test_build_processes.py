@@ -21,6 +21,7 @@ from lrstream.errors import LrstreamError, MalformedMp4Error, UsageError
 from lrstream.sidecar import processes as processes_module
 from lrstream.sidecar.index_work import SourceResult
 from lrstream.sidecar.processes import IndexProcessError, ProcessIndexer, automatic_processes
+from lrstream.storage.location import parse_location
 from tests.cli.program import Program
 from tests.support import faults
 from tests.support.hub import LoopbackHub
@@ -270,7 +271,7 @@ def test_an_unexpected_error_in_a_process_is_raised(
     for program, match in (
         ("import sys; sys.path[:] = []; import no_such_module_of_ours", "ended one after the other"),
         (
-            "import os; os.write(1, (3).to_bytes(8, 'little') + b'abc'); import time; time.sleep(9)",
+            "import os, time; os.write(1, (3).to_bytes(8, 'little') + b'abc'); time.sleep(9)",
             "unpickling",
         ),
         (
@@ -331,11 +332,21 @@ def test_wrong_numbers(root: Path, tmp_path: Path, lrstream: Program) -> None:
 
 
 def test_how_many_processes_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub, memory = parse_location("robots/many"), parse_location("memory://many")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    assert [automatic_processes(16, videos) for videos in (0, 100, 2048)] == [1, 1, 4]
-    assert [automatic_processes(workers, 2048) for workers in (1, 4, 8, 64)] == [1, 1, 2, 8]
+    assert [automatic_processes(16, videos, hub) for videos in (0, 100, 2048)] == [1, 1, 4]
+    assert [automatic_processes(workers, 2048, hub) for workers in (1, 4, 8, 64)] == [1, 1, 2, 8]
+    assert automatic_processes(16, 2048, memory) == 1
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3})
-    assert automatic_processes(16, 2048) == 1
+    assert automatic_processes(16, 2048, hub) == 1
+
+
+def test_a_process_that_cannot_be_started(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    with pytest.raises(IndexProcessError, match=r"cannot be started.*--processes 1"):
+        build_dataset(str(root), output=tmp_path / "x.npz", processes=2)
 
 
 def test_the_benchmark(root: Path, lrstream: Program) -> None:

@@ -18,8 +18,9 @@ from lrstream.storage.store import DatasetStore
 
 __all__ = ["IndexThreads"]
 
-# One parses while another compresses, which happens beside the interpreter.
-_RESULTS_AT_ONCE = 2
+# There are as many processes as processors, so that each of them need not use more than one: a second thread
+# that works while one compresses costs more in taking turns than it brings.
+_RESULTS_AT_ONCE = 1
 
 
 class IndexThreads:

@@ -41,8 +41,8 @@ __all__ = ["IndexProcessError", "ProcessIndexer", "automatic_processes"]
 
 logger = logging.getLogger(__name__)
 
-# Starting processes takes longer than indexing fewer than these.
-_LEAST_VIDEOS = 512
+# Starting a process takes half a second, which fewer than these do not bring back.
+_LEAST_VIDEOS = 1024
 _LEAST_WORKERS = 4
 _MOST_DEATHS = 2
 _END_TIMEOUT_S = 2.0

@@ -18,6 +18,7 @@ _lrstream() {
         "lrstream build --shard") return ;;
         "lrstream build --output" | "lrstream build -o") return ;;
         "lrstream build --workers") return ;;
+        "lrstream build --processes") return ;;
         "lrstream build --scheduler") COMPREPLY=($(compgen -W "ADDRESS local" -- "$current")); return ;;
         "lrstream build --lock-timeout") return ;;
         "lrstream build --base") return ;;
@@ -77,6 +78,7 @@ _lrstream() {
         "lrstream inspect cache --cache-dir") return ;;
         "lrstream benchmark build --videos") return ;;
         "lrstream benchmark build --workers") return ;;
+        "lrstream benchmark build --processes") return ;;
         "lrstream benchmark build --connections") return ;;
         "lrstream benchmark build --compare") return ;;
         "lrstream benchmark build --plot") return ;;
@@ -148,7 +150,7 @@ _lrstream() {
         "lrstream")
             COMPREPLY=($(compgen -W "build convert validate publish inspect benchmark --version --show-completion --help -h" -- "$current")) ;;
         "lrstream build")
-            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--repo-id --repo-type --revision --episodes --shard --output -o --workers --scheduler --lock-timeout --force --no-resume --base --checksums --push --progress --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
+            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--repo-id --repo-type --revision --episodes --shard --output -o --workers --processes --scheduler --lock-timeout --force --no-resume --base --checksums --push --progress --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
         "lrstream convert")
             [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--merge --output -o --to --dry-run --force --progress --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
         "lrstream validate")
@@ -174,7 +176,7 @@ _lrstream() {
         "lrstream benchmark")
             COMPREPLY=($(compgen -W "build open fetch loader plan --help -h" -- "$current")) ;;
         "lrstream benchmark build")
-            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--videos --workers --connections --compare --plot --repo-type --revision --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
+            [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--videos --workers --processes --connections --compare --plot --repo-type --revision --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
         "lrstream benchmark open")
             [[ "$current" != -* ]] || COMPREPLY=($(compgen -W "--episodes --world-size --workers --compare --plot --repo-type --revision --json --quiet -q --verbose -v --debug --cache-dir --help -h" -- "$current")) ;;
         "lrstream benchmark fetch")

@@ -23,6 +23,7 @@ Register-ArgumentCompleter -Native -CommandName lrstream -ScriptBlock {
             ,@('--output', 'Write the sidecar to this file, not to the cache.')
             ,@('-o', 'Write the sidecar to this file, not to the cache.')
             ,@('--workers', 'Files indexed at once; with --scheduler ADDRESS by each process of the cluster.')
+            ,@('--processes', 'Processes that share --workers; by default 1 for few files, else by processors.')
             ,@('--scheduler', 'Index on the Dask cluster with this scheduler, or on one started here for the build.')
             ,@('--lock-timeout', 'Longest wait for another process that builds the same sidecar.')
             ,@('--force', 'Build even if a valid sidecar is there, reading every file.')
@@ -231,6 +232,7 @@ Register-ArgumentCompleter -Native -CommandName lrstream -ScriptBlock {
         'lrstream benchmark build' = @(
             ,@('--videos', 'Most videos, spread evenly over the dataset.')
             ,@('--workers', 'Videos indexed at once.')
+            ,@('--processes', 'Processes that share --workers; by default 1 for few videos, else by processors.')
             ,@('--connections', 'HTTP connections (default: 32).')
             ,@('--compare', 'Compare with an earlier --json document of this command.')
             ,@('--plot', 'Draw the figures into a .html or .png file.')
@@ -366,6 +368,7 @@ Register-ArgumentCompleter -Native -CommandName lrstream -ScriptBlock {
         'lrstream build --output' = @()
         'lrstream build -o' = @()
         'lrstream build --workers' = @()
+        'lrstream build --processes' = @()
         'lrstream build --scheduler' = @(
             ,@('ADDRESS', 'ADDRESS')
             ,@('local', 'local')
@@ -463,6 +466,7 @@ Register-ArgumentCompleter -Native -CommandName lrstream -ScriptBlock {
         'lrstream inspect cache --cache-dir' = @()
         'lrstream benchmark build --videos' = @()
         'lrstream benchmark build --workers' = @()
+        'lrstream benchmark build --processes' = @()
         'lrstream benchmark build --connections' = @()
         'lrstream benchmark build --compare' = @()
         'lrstream benchmark build --plot' = @()

@@ -43,7 +43,8 @@ TEXTS = Texts(
 Index videos of a dataset from scratch: how fast, with how many requests and bytes, where the time goes.
 
 Everything is read anew, and the result goes into a temporary directory: no cached or published sidecar
-is looked at, and none is left.
+is looked at, and none is left. Several processes (--processes) are measured as
+a whole, without stages.
 
 {COMPARISON_HELP}""",
     (
@@ -82,6 +83,16 @@ def build(
     workers: Annotated[
         int, typer.Option("--workers", metavar="N", min=1, help="Videos indexed at once.", show_default=True)
     ] = 16,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            "--processes",
+            metavar="N",
+            min=1,
+            max=256,
+            help="Processes that share --workers; by default 1 for few videos, else by processors.",
+        ),
+    ] = None,
     connections: ConnectionsOption = None,
     compare: CompareOption = None,
     plot: PlotOption = None,
@@ -103,7 +114,9 @@ def build(
         layout = open_dataset(source, repo_type=repo_type.value, revision=revision).layout
         if check is not None:
             check(DatasetFacts.of(layout).digest)
-        return benchmark_build(layout, BuildOptions(videos, workers, connections), progress=progress)
+        return benchmark_build(
+            layout, BuildOptions(videos, workers, connections, processes), progress=progress
+        )
 
     run_benchmark(
         "benchmark.build",
@@ -119,22 +132,30 @@ def build(
 def _show(screen: Screen, report: BuildBenchmark) -> None:
     read = f"{megabytes(report.bytes_read)} in {count(report.requests)} requests"
     per_frame = f"{report.archive_bytes_per_frame:.1f} bytes per frame"
-    screen.facts(
-        [
-            ("videos", f"{count(report.videos)} with {count(report.frames)} frames"),
-            ("time", f"{report.elapsed_s:.2f} s, and {report.listing_s:.2f} s to list the files"),
-            ("videos/s", rate(report.videos_per_s)),
-            ("frames/s", rate(report.frames_per_s)),
-            ("read", read),
-            ("moov boxes", f"{megabytes(report.moov_bytes)}; {report.bytes_over_moov:.2f} x that was read"),
-            ("sidecar", f"{megabytes(report.archive_bytes)}, {per_frame}"),
-            ("reads at once", f"{report.reads_at_once:.1f} on average, {report.most_reads_at_once} at most"),
-            ("processor", f"{report.cpu_s:.2f} s"),
-            ("load", load(report.load_average)),
-        ]
-    )
-    screen.line()
+    facts = [
+        ("videos", f"{count(report.videos)} with {count(report.frames)} frames"),
+        ("time", f"{report.elapsed_s:.2f} s, and {report.listing_s:.2f} s to list the files"),
+        ("videos/s", rate(report.videos_per_s)),
+        ("frames/s", rate(report.frames_per_s)),
+        ("read", read),
+    ]
+    if report.moov_bytes is not None:
+        moov = f"{megabytes(report.moov_bytes)}; {report.bytes_over_moov:.2f} x that was read"
+        facts.append(("moov boxes", moov))
+    facts.append(("sidecar", f"{megabytes(report.archive_bytes)}, {per_frame}"))
+    if report.reads_at_once is not None:
+        at_once = f"{report.reads_at_once:.1f} on average, {report.most_reads_at_once} at most"
+        facts.append(("reads at once", at_once))
+    facts += [
+        ("processes", count(report.processes)),
+        ("processor", f"{report.cpu_s:.2f} s"),
+        ("load", load(report.load_average)),
+    ]
+    screen.facts(facts)
     stages = report.stages
+    if stages is None:
+        return
+    screen.line()
     rows = [
         (name, f"{seconds:.3f}", f"{1000 * seconds / report.videos:.2f}")
         for name, seconds in (

@@ -53,6 +53,7 @@ changed are taken from an earlier sidecar of the dataset, if the cache or what i
 With --shard I/N only every N-th file is indexed. Such builds know nothing of each other, so that N jobs
 can run at once on N machines; `lrstream convert --merge` makes the sidecar of their results.
 
+Several processes of this machine share the files where there are many (--processes).
 With --scheduler the files are indexed by the processes of a Dask cluster, and this one writes the sidecar.
 """,
     (
@@ -108,6 +109,16 @@ def build(
             show_default=True,
         ),
     ] = 16,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            "--processes",
+            metavar="N",
+            min=1,
+            max=256,
+            help="Processes that share --workers; by default 1 for few files, else by processors.",
+        ),
+    ] = None,
     scheduler: Annotated[
         str | None,
         typer.Option(
@@ -187,6 +198,7 @@ def build(
             resume=not no_resume,
             base=base,
             scheduler=scheduler,
+            processes=processes,
             lock_timeout_s=lock_timeout,
             checksums=checksums,
             progress=progress,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import threading
 import time
@@ -21,6 +22,7 @@ from lrstream.sidecar.build import DEFAULT_WORKERS, BuildProgress, build_sidecar
 from lrstream.sidecar.finished import Record
 from lrstream.sidecar.identity import SourceFile
 from lrstream.sidecar.problems import Problem
+from lrstream.sidecar.processes import ProcessIndexer, automatic_processes
 from lrstream.sidecar.writer import encode_source
 from lrstream.storage.byte_source import ByteSource, GrowingByteSource
 from lrstream.storage.store import DatasetStore, open_store
@@ -37,12 +39,14 @@ class BuildOptions:
     Attributes:
         videos: Most videos, spread evenly over the dataset; None = all.
         workers: Videos indexed at once.
-        connections: HTTP connections; None = the default of the store.
+        connections: HTTP connections of each process; None = the default of the store.
+        processes: Processes; None = as many as the number of videos and processors suggests.
     """
 
     videos: int | None = 64
     workers: int = DEFAULT_WORKERS
     connections: int | None = None
+    processes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ class BuildStages:
 
 @dataclass(frozen=True, slots=True)
 class BuildBenchmark:
-    """Some videos, indexed.
+    """Some videos, indexed. What is None was not measured, because several processes were at work.
 
     Attributes:
         videos: Videos.
@@ -81,7 +85,8 @@ class BuildBenchmark:
         stages: Time of each stage.
         reads_at_once: Reads under way on average, while there is one.
         most_reads_at_once: Most of them.
-        cpu_s: Processor time, seconds.
+        processes: Processes that indexed.
+        cpu_s: Processor time of all of them, seconds.
         load_average: Processes that wanted a processor in the minute before.
         dataset: Which dataset.
         settings: How it was indexed.
@@ -96,14 +101,15 @@ class BuildBenchmark:
     frames_per_s: float
     requests: int
     bytes_read: int
-    moov_bytes: int
-    bytes_over_moov: float
+    moov_bytes: int | None
+    bytes_over_moov: float | None
     source_bytes: int
     archive_bytes: int
     archive_bytes_per_frame: float
-    stages: BuildStages
-    reads_at_once: float
-    most_reads_at_once: int
+    stages: BuildStages | None
+    reads_at_once: float | None
+    most_reads_at_once: int | None
+    processes: int
     cpu_s: float
     load_average: float | None
     dataset: DatasetFacts
@@ -121,12 +127,14 @@ class BuildBenchmark:
 
     def charts(self) -> list[Chart | None]:
         """What a plot shows."""
-        sizes = (("read", self.bytes_read / 1024), ("moov boxes", self.moov_bytes / 1024),
-                 ("sidecar", self.archive_bytes / 1024))  # fmt: skip
-        return [
-            Bars("Time of each stage, all threads together", "s", tuple(asdict(self.stages).items())),
-            Bars("Bytes", "KiB", sizes),
-        ]
+        sizes = [("read", self.bytes_read / 1024), ("sidecar", self.archive_bytes / 1024)]
+        if self.moov_bytes is not None:
+            sizes.insert(1, ("moov boxes", self.moov_bytes / 1024))
+        charts: list[Chart | None] = [Bars("Bytes", "KiB", tuple(sizes))]
+        if self.stages is not None:
+            stages = tuple(asdict(self.stages).items())
+            charts.insert(0, Bars("Time of each stage, all threads together", "s", stages))
+        return charts
 
 
 def benchmark_build(
@@ -148,7 +156,9 @@ def benchmark_build(
         raise UsageError(f"{layout.store.location} has no video, so that there is nothing to index.")
     count = len(paths) if options.videos is None else min(options.videos, len(paths))
     wanted = [paths[number * len(paths) // count] for number in range(count)]
-    store = _TimedStore(open_store(layout.store.location, connections=options.connections))
+    opened = open_store(layout.store.location, connections=options.connections)
+    processes = options.processes or automatic_processes(options.workers, count, opened.location)
+    store = _TimedStore(opened)
     started_s = time.perf_counter()
     identity = request_identity(cast(DatasetStore, store), layout).narrowed(wanted)
     listing_s = time.perf_counter() - started_s
@@ -157,19 +167,22 @@ def benchmark_build(
         progress(state.done, state.total, "videos")
 
     load = load_average()
-    clock = _StageClock(store)
+    # Other processes open a store of their own, which is not timed.
+    clock = _StageClock(store) if processes == 1 else None
+    indexer = None if clock else ProcessIndexer(processes, options.workers, packs_records=False)
     with tempfile.TemporaryDirectory(prefix="lrstream-build-") as folder:
-        cpu_s = time.process_time()
+        cpu_s = _cpu_s()
         report = build_sidecar(
-            cast(DatasetStore, store),
+            cast(DatasetStore, store) if clock else opened,
             layout,
             destination=Path(folder) / "sidecar.npz",
             workers=options.workers,
             identity=identity,
             progress=tell,
             finished=clock,
+            indexer=indexer,
         )
-        cpu_s = time.process_time() - cpu_s
+        cpu_s = _cpu_s() - cpu_s
     return BuildBenchmark(
         videos=report.num_sources,
         frames=report.num_samples,
@@ -179,20 +192,27 @@ def benchmark_build(
         frames_per_s=report.num_samples / report.elapsed_s,
         requests=report.requests,
         bytes_read=report.bytes_read,
-        moov_bytes=store.moov_bytes,
-        bytes_over_moov=report.bytes_read / max(1, store.moov_bytes),
+        moov_bytes=store.moov_bytes if clock else None,
+        bytes_over_moov=report.bytes_read / max(1, store.moov_bytes) if clock else None,
         source_bytes=report.source_bytes,
         archive_bytes=report.archive_bytes,
         archive_bytes_per_frame=report.archive_bytes / report.num_samples,
-        stages=clock.stages(report.num_sources),
-        reads_at_once=store.reads_at_once,
-        most_reads_at_once=store.most_reads_at_once,
+        stages=clock.stages(report.num_sources) if clock else None,
+        reads_at_once=store.reads_at_once if clock else None,
+        most_reads_at_once=store.most_reads_at_once if clock else None,
+        processes=processes,
         cpu_s=cpu_s,
         load_average=load,
         dataset=DatasetFacts.of(layout),
         settings=options,
         machine=this_machine(),
     )
+
+
+def _cpu_s() -> float:
+    """Processor time of this process and of those that it has started and that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 class _TimedStore:
@@ -334,6 +354,9 @@ class _StageClock:
             self._read_s += self._store.of_thread.read_s
             if len(self._tracks) < _MAX_COMPRESSED:
                 self._tracks.append(track)
+
+    def keep_packed(self, packed: bytes, fingerprint: str | None) -> None:
+        raise AssertionError("only other processes pack what they have made")
 
     def stages(self, num_videos: int) -> BuildStages:
         # Nobody tells how long compressing took within the build: some of it is done once more.

@@ -21,6 +21,7 @@ from lrstream.sidecar.archive import ArchiveReader
 from lrstream.sidecar.build import DEFAULT_WORKERS, BuildProgress, BuildReport
 from lrstream.sidecar.checksum_build import ChecksumReport, build_checksums
 from lrstream.sidecar.elsewhere import SourceIndexer
+from lrstream.sidecar.processes import ProcessIndexer, automatic_processes
 from lrstream.sidecar.resolve import DEFAULT_LOCK_TIMEOUT_S, Origin, build_locked, resolve_sidecar
 from lrstream.sidecar.resumable import BuildOptions
 from lrstream.sidecar.shard_build import build_shard
@@ -81,6 +82,7 @@ def build_dataset(
     resume: bool = True,
     base: Path | None = None,
     scheduler: str | None = None,
+    processes: int | None = None,
     lock_timeout_s: float = DEFAULT_LOCK_TIMEOUT_S,
     checksums: bool = False,
     progress: Progress = no_progress,
@@ -101,13 +103,17 @@ def build_dataset(
         base: A sidecar of another state of the dataset, from which unchanged files are taken.
         scheduler: Dask scheduler whose processes do the indexing; `lrstream.sidecar.cluster.LOCAL` starts
             some here. Then `workers` is per process of the cluster.
+        processes: Processes of this machine that do the indexing, with `workers` files at once all together;
+            1 = threads of this process, None = as many as the number of files and processors suggests.
         lock_timeout_s: How long to wait for another process that builds the same sidecar.
         checksums: Make payload checksums too, which reads every video.
         progress: Told about finished files.
 
     Raises:
         UsageError: The episodes cannot be understood, or a part was asked for without `output`, or
-            `output` is a directory. Nothing has been done.
+            `output` is a directory, or several processes were asked for besides a scheduler. Nothing has
+            been done.
+        IndexProcessError: Processes that were indexing ended again and again.
         ClusterError: The scheduler cannot be reached, or was lost.
         LrstreamError: As `resolve_sidecar`.
     """
@@ -119,6 +125,11 @@ def build_dataset(
         raise UsageError(
             "Checksums are made for a whole sidecar, not for a shard.",
             hint="Merge all shards first, then build with --checksums.",
+        )
+    if scheduler is not None and processes not in (None, 1):
+        raise UsageError(
+            f"{processes} processes of this machine cannot index together with a Dask scheduler.",
+            hint="Leave --processes or --scheduler out.",
         )
     _check_output(output, spec)
     if base is not None:
@@ -135,7 +146,10 @@ def build_dataset(
     report: BuildReport | None = None
     origin: Origin | None = "built"
     path: Path | None = output
-    with _cluster(scheduler, workers) as indexer:
+    if processes is None:
+        count = len(files) if shard is None else len(all_files) // shard.count
+        processes = automatic_processes(workers, count, dataset.store.location)
+    with _indexer(scheduler, processes, workers, resume=resume) as indexer:
         options = BuildOptions(resume=resume, base=base, indexer=indexer)
         forced = replace(options, reuse=False) if force else options
         if not files and shard is None:
@@ -215,10 +229,14 @@ def build_dataset(
     )
 
 
-def _cluster(scheduler: str | None, workers: int) -> AbstractContextManager[SourceIndexer | None]:
+def _indexer(
+    scheduler: str | None, processes: int, workers: int, *, resume: bool
+) -> AbstractContextManager[SourceIndexer | None]:
     """What indexes the files; None for threads of this process."""
     if scheduler is None:
-        return nullcontext()
+        return nullcontext(
+            None if processes == 1 else ProcessIndexer(processes, workers, packs_records=resume)
+        )
     # Imported here: nobody else needs it.
     from lrstream.sidecar.cluster import ClusterIndexer
 

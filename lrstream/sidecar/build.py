@@ -30,7 +30,7 @@ from lrstream.errors import (
 from lrstream.layout.layout import DatasetLayout
 from lrstream.mp4.track import TrackIndex
 from lrstream.sidecar.build_failures import SourceFailure, joint_error
-from lrstream.sidecar.elsewhere import SourceIndexer, Work
+from lrstream.sidecar.elsewhere import IndexedElsewhere, SourceIndexer, Work
 from lrstream.sidecar.finished import FinishedSources
 from lrstream.sidecar.identity import SidecarIdentity, SourceFile
 from lrstream.sidecar.index_source import MoovSizes, frames_of_files, index_source
@@ -303,14 +303,24 @@ class _Build:
         with contextlib.closing(self._indexer.index(self._store, left)) as found:
             for indexed in found:
                 source = sources.pop(indexed.number)
-                if indexed.track is not None:
-                    self._keep(source, indexed.track)
-                    self._add(indexed.number, source, indexed.track, indexed.encoded)
-                elif indexed.error is not None:
+                if indexed.error is not None:
                     self._fail(source.path, indexed.error)
+                else:
+                    self._take_over(source, indexed)
                 self._count_done()
                 if self._stop.is_set():
                     return
+
+    def _take_over(self, source: SourceFile, indexed: IndexedElsewhere) -> None:
+        if indexed.track is not None:
+            self._keep(source, indexed.track)
+        elif indexed.packed is not None and self._finished is not None:
+            self._finished.keep_packed(indexed.packed, self._identity.source_fingerprints.get(source.path))
+        encoded = indexed.encoded
+        if encoded is None:
+            assert indexed.track is not None
+            encoded = encode_source(indexed.number, indexed.track)
+        self._add_encoded(source, encoded)
 
     def _index(self, number: int, source: SourceFile, turn: contextlib.ExitStack, permit: Permit) -> bool:
         """Finish one source; False if the indexer has to. Closes `turn` once it is parsed."""
@@ -349,18 +359,19 @@ class _Build:
         if self._finished is not None:
             self._finished.keep(track, self._identity.source_fingerprints.get(source.path))
 
-    def _add(
-        self, number: int, source: SourceFile, track: TrackIndex, encoded: EncodedSource | None = None
-    ) -> None:
-        if source.size is not None and track.file_size != source.size:
+    def _add(self, number: int, source: SourceFile, track: TrackIndex) -> None:
+        self._add_encoded(source, encode_source(number, track))
+
+    def _add_encoded(self, source: SourceFile, encoded: EncodedSource) -> None:
+        if source.size is not None and encoded.file_size != source.size:
             raise SourcesChangedError(
-                f"{source.path} has {track.file_size} bytes, but had {source.size} when the build began.",
+                f"{source.path} has {encoded.file_size} bytes, but had {source.size} when the build began.",
                 hint=_WRITING_HINT,
                 file_path=source.path,
             )
-        self._writer.add(encoded or encode_source(number, track))
+        self._writer.add(encoded)
         with self._lock:
-            self.num_samples += track.samples.num_samples
+            self.num_samples += encoded.num_samples
 
     def _count_done(self) -> None:
         with self._lock:

@@ -23,8 +23,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from lrstream.errors import LrstreamError, NotFoundError, TransferError, UsageError
-from lrstream.sidecar.cluster_task import BatchResult, Job, SourceResult, end_job, index_batch
+from lrstream.sidecar.cluster_task import BatchResult, Job, end_job, index_batch
 from lrstream.sidecar.elsewhere import IndexedElsewhere, Work
+from lrstream.sidecar.index_work import SourceResult
 from lrstream.sidecar.writer import decode_source
 from lrstream.storage.portable import PortableStore
 from lrstream.storage.store import DatasetStore

@@ -15,17 +15,16 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
 
 from lrstream import __version__
-from lrstream.errors import AccessError, InputError, LrstreamError, NotFoundError, TransferError, UsageError
+from lrstream.errors import UsageError
 from lrstream.sidecar.elsewhere import Work
-from lrstream.sidecar.index_source import MoovSizes, index_source
-from lrstream.sidecar.writer import EncodedSource, encode_source
+from lrstream.sidecar.index_source import MoovSizes
+from lrstream.sidecar.index_work import SourceResult, StoreCounts, expect_listed, index_work
 from lrstream.storage.portable import PortableStore
-from lrstream.storage.store import DatasetStore, FileInfo
+from lrstream.storage.store import DatasetStore
 
-__all__ = ["BatchResult", "Job", "SourceResult", "end_job", "index_batch"]
+__all__ = ["BatchResult", "Job", "end_job", "index_batch"]
 
 # Results of a piece of work are held until they are fetched; a piece that has this much ends early.
 _MAX_RESULT_BYTES = 8 << 20
@@ -48,15 +47,6 @@ class Job:
     store: PortableStore = field(repr=False)
     workers: int
     version: str = __version__
-
-
-@dataclass(frozen=True, slots=True)
-class SourceResult:
-    """What became of one source: the record as it goes into the archive, or why there is none."""
-
-    number: int
-    encoded: EncodedSource | None
-    error: LrstreamError | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +79,8 @@ class _OpenJob:
         self.stop = threading.Event()
         self.moov_sizes = MoovSizes()
         self.num_running = 0
-        self._lock = threading.Lock()
-        self._counted = (0, 0)
-
-    def take_counts(self) -> tuple[int, int]:
-        """Requests and bytes since the last call; the pieces of a process share one store."""
-        with self._lock:
-            now = (self.store.counters.requests, self.store.counters.bytes_read)
-            before, self._counted = self._counted, now
-        return now[0] - before[0], now[1] - before[1]
+        # The pieces of a process share one store.
+        self.counts = StoreCounts(self.store)
 
     def close(self) -> None:
         close = getattr(self.store, "close", None)
@@ -182,12 +165,11 @@ class _Batch:
 
     def run(self) -> BatchResult:
         threads = min(max(self._job.workers // _own_threads(), 1), len(self._waiting))
-        if self._opened.store.location.kind == "bucket":
-            self._expect(self._opened.store)
+        expect_listed(self._opened.store, self._waiting)
         with ThreadPoolExecutor(threads, thread_name_prefix="lrstream-index") as pool:
             for future in [pool.submit(self._work) for _ in range(threads)]:
                 future.result()
-        requests, bytes_read = self._opened.take_counts()
+        requests, bytes_read = self._opened.counts.take()
         return BatchResult(
             tuple(self._results),
             tuple(reversed(self._waiting)),
@@ -196,27 +178,18 @@ class _Batch:
             zlib.ZLIB_RUNTIME_VERSION,
         )
 
-    def _expect(self, store: Any) -> None:
-        store.expect_listed(
-            {work.source.path: FileInfo(work.source.size, work.fingerprint) for work in self._waiting}
-        )
-
     def _work(self) -> None:
         with self._job.store.access():
             while (work := self._next()) is not None:
                 try:
-                    track = index_source(
+                    result = index_work(
                         self._opened.store,
-                        work.source,
+                        work,
                         reading=self._reading,
                         sizes=self._opened.moov_sizes,
-                        num_frames=work.num_frames,
                     )
-                    result = SourceResult(work.number, encode_source(work.number, track), None)
                 except _Stopped:
                     return
-                except (InputError, NotFoundError, AccessError, TransferError) as error:
-                    result = SourceResult(work.number, None, error)
                 with self._lock:
                     self._results.append(result)
                     if result.encoded is not None:

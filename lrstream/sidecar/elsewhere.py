@@ -37,19 +37,21 @@ class IndexedElsewhere:
 
     Attributes:
         number: Its place among the sources.
-        track: The record; None if it failed.
+        track: The record; None if it failed, or is there as `encoded` alone.
         encoded: The same as it goes into the archive; None to have it encoded here.
         error: Why it cannot be indexed.
+        packed: The record as it goes into a journal, where there is no `track`; None to keep nothing.
     """
 
     number: int
     track: TrackIndex | None = None
     encoded: EncodedSource | None = None
     error: LrstreamError | None = None
+    packed: bytes | None = None
 
 
 class SourceIndexer(Protocol):
-    """Indexes sources in other processes (`lrstream.sidecar.cluster`)."""
+    """Indexes sources in other processes (`lrstream.sidecar.cluster`, `lrstream.sidecar.processes`)."""
 
     def index(self, store: DatasetStore, sources: Sequence[Work]) -> Generator[IndexedElsewhere]:
         """Index all `sources`, giving each as it is finished, in any order.

@@ -27,3 +27,7 @@ class FinishedSources(Protocol):
     def keep(self, track: TrackIndex, fingerprint: str | None) -> None:
         """Remember a record that has just been made. Called from several threads."""
         ...
+
+    def keep_packed(self, packed: bytes, fingerprint: str | None) -> None:
+        """The same of a record that another process has packed (`lrstream.sidecar.journal.pack_record`)."""
+        ...

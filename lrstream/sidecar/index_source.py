@@ -12,16 +12,18 @@ import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
-from lrstream.layout.layout import DatasetLayout
 from lrstream.mp4.probe import FIRST_PROBE_BYTES, RangeReply, drive, front_moov_stop, probe_track
 from lrstream.mp4.track import TrackIndex
 from lrstream.sidecar.identity import SourceFile
 from lrstream.storage.byte_source import ByteSource, GrowingByteSource
 from lrstream.storage.store import DatasetStore
+
+if TYPE_CHECKING:  # a process that indexes needs nothing of the metadata
+    from lrstream.layout.layout import DatasetLayout
 
 __all__ = ["MoovSizes", "frames_of_files", "index_source"]
 

@@ -41,7 +41,7 @@ from lrstream.sidecar.install import storage_errors
 from lrstream.sidecar.manifest import parse_entry, source_entry
 from lrstream.sidecar.members import ARRAY_NAMES, MAX_SAMPLES, check_samples
 
-__all__ = ["JOURNAL_SUFFIX", "BuildJournal", "JournalRecords", "journal_path"]
+__all__ = ["JOURNAL_SUFFIX", "BuildJournal", "JournalRecords", "journal_path", "pack_record"]
 
 logger = logging.getLogger(__name__)
 
@@ -203,10 +203,18 @@ class BuildJournal:
         """
         if fingerprint is None and not self._identity.is_pinned:
             return  # nobody could ever tell whether it is still right
-        content = _encode(track, fingerprint)
-        if len(content) > _MAX_RECORD_BYTES:
+        frame = pack_record(track, fingerprint)
+        if frame is not None:
+            self.keep_packed(frame, fingerprint)
+
+    def keep_packed(self, frame: bytes, fingerprint: str | None) -> None:
+        """Append a record that `pack_record` has made, here or in another process of this release.
+
+        Raises:
+            DiskFullError: No space is left.
+        """
+        if fingerprint is None and not self._identity.is_pinned:
             return
-        frame = _pack(content)
         with self._lock, storage_errors(self.path, needed_bytes=len(frame)):
             self._file.append(frame)
             self._num_kept += 1
@@ -224,6 +232,12 @@ class BuildJournal:
         """Close and remove it: the archive is there, or nobody wants to continue."""
         self.close()
         self.path.unlink(missing_ok=True)
+
+
+def pack_record(track: TrackIndex, fingerprint: str | None) -> bytes | None:
+    """A record as `BuildJournal.keep_packed` takes it; None if it is too large to be kept."""
+    content = _encode(track, fingerprint)
+    return None if len(content) > _MAX_RECORD_BYTES else _pack(content)
 
 
 def _pack(content: bytes) -> bytes:

@@ -161,6 +161,10 @@ class _Finished:
         if self._journal is not None:
             self._journal.keep(track, fingerprint)
 
+    def keep_packed(self, packed: bytes, fingerprint: str | None) -> None:
+        if self._journal is not None:
+            self._journal.keep_packed(packed, fingerprint)
+
 
 def _without_fingerprint(records: SidecarRecords) -> Callable[[SourceFile, str | None], Record | None]:
     """Which sources of a sidecar are unchanged has been found out for all at once."""

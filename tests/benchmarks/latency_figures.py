@@ -4,6 +4,8 @@ Two parts, named as arguments, both without any:
 
 - ``build``: indexing videos of 600 and of 6,000 frames on the loopback Hub when every range of a video takes
   20 ms, by 1 to 16 workers, with the processor time of the build and of the server, which is another process;
+  256 of them also where every reply takes as long, and where the Hub serves videos itself, and 2,048 by one
+  process and by as many as a build takes by itself;
 - ``train``: an epoch from the loopback Hub with 50 ms for each range, by a consumer that takes 80 % of what
   the loader can deliver, with and without a batch taken ahead. ``train DIRECTORY`` reads another dataset
   than the one that is written for it.
@@ -30,45 +32,72 @@ from tests.cli.program import run_process
 from tests.support.hub import LoopbackHub
 from tests.support.many_files import write_many_files
 
+MANY_FILES = 2048
 NUM_FILES, FRAMES, BUILD_WORKERS = 256, (600, 6000), (1, 2, 4, 8, 16)
 BUILD_LATENCY_S, TRAIN_LATENCY_S = 0.02, 0.05
 
 
 def build_part(directory: Path) -> dict[str, Any]:
     """Videos behind a redirect each, as on the Hub; the server is this process, the build another."""
-    result: dict[str, Any] = {"videos": NUM_FILES, "latency_s": BUILD_LATENCY_S}
+    result: dict[str, Any] = {"latency_s": BUILD_LATENCY_S}
+    most = max(BUILD_WORKERS)
     for frames in FRAMES:
-        root = write_many_files(directory / f"many-{frames}", NUM_FILES, frames=frames)
+        found = result[f"{frames} frames"] = {}
+        root = write_many_files(directory / f"many-{frames}", MANY_FILES, frames=frames)
         with LoopbackHub.start() as hub:
-            hub.create_dataset("robots/pick", root)
-            # The Hub knows the hashes of its files; this one computes each when it is first asked.
-            for entry in hub.settings.datasets["robots/pick"].branches["main"].files.values():
-                hub.settings.store.xet_hash(entry.blob)
-            hub.faults.add(r"\.mp4$", "slow", server="cdn", latency_s=BUILD_LATENCY_S)
-            result[f"{frames} frames"] = {f"{n} workers": _build(hub, n) for n in BUILD_WORKERS}
+            _fill(hub, root, server="cdn")
+            for workers in BUILD_WORKERS:
+                found[f"{workers} workers"] = _build(hub, workers)
+            for name, processes in (("1 process", 1), ("automatic processes", None)):
+                found[f"{MANY_FILES} videos, {name}"] = _build(hub, most, MANY_FILES, processes)
+        with LoopbackHub.start() as hub:
+            _fill(hub, root)
+            found["every reply"] = _build(hub, most, server=None)
+        with LoopbackHub.start() as hub:
+            _fill(hub, root, lfs_mode="regular")
+            found["served directly"] = _build(hub, most, server=None)
         shutil.rmtree(root)
     return result
 
 
-def _build(hub: LoopbackHub, workers: int) -> dict[str, Any]:
+def _fill(hub: LoopbackHub, root: Path, *, lfs_mode: Any = "auto", server: str | None = None) -> None:
+    """Put a dataset there; every reply for a video takes its time, of one server or of all."""
+    hub.create_dataset("robots/pick", root, lfs_mode=lfs_mode)
+    # The Hub knows the hashes of its files; this one computes each when it is first asked.
+    for entry in hub.settings.datasets["robots/pick"].branches["main"].files.values():
+        hub.settings.store.xet_hash(entry.blob)
+    hub.faults.add(r"\.mp4$", "slow", server=server, latency_s=BUILD_LATENCY_S)
+
+
+def _build(
+    hub: LoopbackHub,
+    workers: int,
+    videos: int = NUM_FILES,
+    processes: int | None = 1,
+    server: str | None = "cdn",
+) -> dict[str, Any]:
     hub.log.clear()
-    words = ("benchmark", "build", "robots/pick", "--videos", str(NUM_FILES), "--json")
+    words = ["benchmark", "build", "robots/pick", "--videos", str(videos), "--json"]
+    if processes is not None:
+        words += ["--processes", str(processes)]
     server_s, load = time.process_time(), os.getloadavg()[0]
     done = run_process(*words, "--workers", str(workers), env=hub.env(hub.read_token))
     server_s = time.process_time() - server_s
     assert done.code == 0, done.out + done.err
     found = done.document()["result"]
-    ranges = hub.log.records(r"\.mp4$", server="cdn")
+    # Those that take their time.
+    slow = hub.log.records(r"\.mp4$", server=server)
     return {
-        "ranges_per_video": len(ranges) / NUM_FILES,
-        "bytes_per_video": round(found["bytes_read"] / NUM_FILES),
-        "moov_bytes_per_video": round(found["moov_bytes"] / NUM_FILES),
+        "processes": found["processes"],
+        "slow_requests_per_video": len(slow) / videos,
+        "bytes_per_video": round(found["bytes_read"] / videos),
+        "moov_bytes_per_video": found["moov_bytes"] and round(found["moov_bytes"] / videos),
         "elapsed_s": round(found["elapsed_s"], 3),
         "by_requests_x_latency_over_workers": round(
-            found["elapsed_s"] / (len(ranges) * BUILD_LATENCY_S / workers), 2
+            found["elapsed_s"] / (len(slow) * BUILD_LATENCY_S / workers), 2
         ),
-        "cpu_ms_per_video": round(1e3 * found["cpu_s"] / NUM_FILES, 2),
-        "server_cpu_ms_per_video": round(1e3 * server_s / NUM_FILES, 2),
+        "cpu_ms_per_video": round(1e3 * found["cpu_s"] / videos, 2),
+        "server_cpu_ms_per_video": round(1e3 * server_s / videos, 2),
         "load": round(load, 1),
     }
 

@@ -280,6 +280,9 @@ class Kept:
     def keep(self, track: TrackIndex, fingerprint: str | None) -> None:
         self.tracks[track.file_path, fingerprint] = track
 
+    def keep_packed(self, packed: bytes, fingerprint: str | None) -> None:
+        raise AssertionError("only other processes pack what they have made")
+
 
 def test_only_changed_sources_are_read_again(demo_dataset: WrittenDataset, tmp_path: Path) -> None:
     root = copy_dataset(demo_dataset, tmp_path / "d")

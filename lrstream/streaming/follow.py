@@ -104,4 +104,8 @@ def _follow(
                 return
             dataset._metrics().add_batch(time.perf_counter() - started_s)
             checkpoint.follow(state, num_batches)
-            yield batch
+            # Held by nobody here: its memory is free as soon as training lets go of it, and that is not
+            # done, and counted, in the next wait.
+            handed = [batch]
+            del batch
+            yield handed.pop()

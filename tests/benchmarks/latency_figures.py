@@ -7,7 +7,7 @@ Two parts, named as arguments, both without any:
   256 of them also where every reply takes as long, and where the Hub serves videos itself, and 2,048 by one
   process and by as many as a build takes by itself;
 - ``train``: an epoch from the loopback Hub with 50 ms for each range, by a consumer that takes 80 % of what
-  the loader can deliver, with and without a batch taken ahead. ``train DIRECTORY`` reads another dataset
+  the loader can deliver, with and without batches taken ahead. ``train DIRECTORY`` reads another dataset
   than the one that is written for it.
 
 One line of JSON for each part, with the load of the machine; nothing is asserted about times.

@@ -180,6 +180,20 @@ def test_what_is_let_go_of_ends_its_thread_and_its_batches(root: Path) -> None:
     assert [item() for item in alive] == [None] * len(alive)
 
 
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_batch_belongs_to_training_alone(root: Path, ahead: int) -> None:
+    """Its memory is free when training lets go of it, and not only when the next one has come."""
+    with open_loader(root) as dataset:
+        batches = dataset.follow(loader_of(dataset, 0), ahead=ahead)
+        batch = next(batches)
+        alive = weakref.ref(batch["index"])
+        assert alive() is not None
+        del batch
+        gc.collect()
+        assert alive() is None
+        batches.close()
+
+
 @pytest.mark.parametrize("ahead", [-1, True, 1.5, "2"])
 def test_what_is_no_number_of_batches_is_refused(root: Path, ahead: Any) -> None:
     with open_loader(root) as dataset, pytest.raises(UsageError, match="expected a number of batches"):

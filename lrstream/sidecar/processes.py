@@ -69,8 +69,8 @@ def automatic_processes(workers: int, num_videos: int, location: Location) -> in
         num_videos: Videos.
         location: Where they are.
     """
-    # Another process sees other memory.
-    if num_videos < _LEAST_VIDEOS or location.root.startswith("memory:") or not sys.executable:
+    # Of other storage some cannot be seen by another process at all (memory:), or by its own login only.
+    if num_videos < _LEAST_VIDEOS or location.kind not in ("local", "hub") or not sys.executable:
         return 1
     has_affinity = hasattr(os, "sched_getaffinity")
     processors = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
